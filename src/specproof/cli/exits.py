@@ -1,0 +1,29 @@
+"""How a command ends: in a clear line and an exit status."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+
+from specproof.errors import SpecproofError
+
+SOME_ROWS_FAILED, BAD_INPUT, INTERRUPTED, PIPE_CLOSED = 1, 2, 130, 141
+
+
+@contextmanager
+def clear_exits() -> Iterator[None]:
+    """End in one line on stderr, not in a traceback, where the cause lies outside of this program."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python flushes stdout once more when it exits, and would complain that it cannot.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(PIPE_CLOSED) from None
+    except (SpecproofError, OSError) as error:
+        typer.echo(f"specproof: {error}", err=True)
+        raise typer.Exit(BAD_INPUT) from error
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None

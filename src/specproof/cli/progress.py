@@ -1,0 +1,69 @@
+"""The progress bar of a job, and its closing table."""
+
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from specproof.statistics import Statistics
+from specproof.step import StepRecord
+
+
+class RowProgress:
+    """An observer that shows rows, tokens per second, acceptance and time left; silent where stderr is no terminal."""
+
+    def __init__(self, statistics: Statistics, num_done: int, num_rows: int) -> None:
+        console = Console(stderr=True)
+        self._statistics = statistics
+        self._bar = Progress(
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("rows{task.fields[rates]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task("", total=num_rows, completed=num_done, rates="")
+
+    def __enter__(self) -> "RowProgress":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bar.stop()
+
+    def __call__(self, record: StepRecord) -> None:
+        elapsed, acceptance = self._bar.tasks[0].elapsed, self._statistics.acceptance_rate
+        rates = f", {self._statistics.emitted / elapsed:.1f} tokens/s" if elapsed else ""
+        if acceptance is not None:
+            rates += f", {acceptance:.0%} of drafts accepted"
+        self._bar.update(self._task, advance=len(record.finished), rates=rates)
+
+
+def print_summary(summary: dict[str, Any], console: Console) -> None:
+    """The closing table."""
+    table = Table(title="specproof generate", show_header=False)
+    rows, steps = f"{summary['rows']}", f"{summary['engine_steps']}"
+    reasons = [f"{count} {reason}" for reason, count in summary["finish_reasons"].items() if count]
+    if summary["resumed_rows"]:
+        reasons.append(f"{summary['resumed_rows']} by earlier runs")
+    table.add_row("rows", f"{rows} ({', '.join(reasons)})" if reasons else rows)
+    table.add_row("tokens", str(summary["tokens"]))
+    if summary["resumed_rows"]:
+        table.add_row("tokens of this run", str(summary["new_tokens"]))
+    table.add_row("seconds", f"{summary['seconds']:.2f}")
+    table.add_row("tokens per second", _number(summary["tokens_per_second"], ".1f"))
+    acceptance = _number(summary["acceptance_rate"], ".1%")
+    table.add_row("acceptance rate", f"{acceptance} ({summary['accepted']} of {summary['drafted']} drafted tokens)")
+    table.add_row("mean accepted length", _number(summary["mean_accepted_length"], ".2f"))
+    table.add_row(
+        "engine steps", f"{steps} ({summary['grouped_steps']} grouped, {summary['realigned_steps']} realigned)"
+    )
+    table.add_row("places refilled", str(summary["refilled"]))
+    console.print(table)
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)

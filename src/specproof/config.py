@@ -1,0 +1,91 @@
+"""Options of the engine, and the named methods: combinations of parts, as data."""
+
+from dataclasses import dataclass
+
+from specproof.errors import ConfigError
+
+LAYOUT_NAMES = ("slotted", "left-padded")
+SCHEDULER_NAMES = ("continuous", "static", "same-length")
+COMMIT_NAMES = ("per-row", "batch-min")
+ATTENTION_NAMES = ("sdpa", "eager")
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A combination of layout, scheduler and commit rule (and whether it drafts at all)."""
+
+    layout: str
+    scheduler: str
+    commit: str
+    drafts: bool
+    summary: str
+
+
+METHODS = {
+    "specproof": Method(
+        "slotted", "continuous", "per-row", True, "flat ragged forward, nothing padded or moved, free slots refilled at once"
+    ),
+    "target-only": Method("slotted", "continuous", "per-row", False, "no drafts: one token per row and step"),
+    "eqspec": Method("left-padded", "static", "per-row", True, "the paper's EQSPEC: unpad, append, repad after each step"),
+    "exspec": Method("left-padded", "same-length", "per-row", True, "the paper's EXSPEC: batches rows of equal length from a pool"),
+    "rollback": Method("left-padded", "static", "batch-min", True, "all rows cut to the batch's smallest acceptance"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """How to decode. Nothing here changes what is decoded.
+
+    method: a name from METHODS; `layout`, `scheduler` and `commit` override its parts one by one.
+    batch_size: rows decoded together.
+    num_draft_tokens: K, most draft tokens per row and step.
+    window: rows kept in the pool of the same-length scheduler.
+    sort_by_length: admit short prompts first (outputs keep the input order).
+    prefill_chunk: most prompt tokens computed in one forward.
+    attention: "sdpa" or "eager".
+    """
+
+    method: str = "specproof"
+    batch_size: int = 8
+    num_draft_tokens: int = 5
+    layout: str | None = None
+    scheduler: str | None = None
+    commit: str | None = None
+    window: int = 32
+    sort_by_length: bool = False
+    prefill_chunk: int = 256
+    attention: str = "sdpa"
+
+    def __post_init__(self) -> None:
+        _one_of("method", self.method, METHODS)
+        _one_of("attention", self.attention, ATTENTION_NAMES)
+        for name, value, known in (
+            ("layout", self.layout, LAYOUT_NAMES),
+            ("scheduler", self.scheduler, SCHEDULER_NAMES),
+            ("commit", self.commit, COMMIT_NAMES),
+        ):
+            if value is not None:
+                _one_of(name, value, known)
+        for name, least in (("batch_size", 1), ("num_draft_tokens", 0), ("prefill_chunk", 1), ("window", 1)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ConfigError(f"{name} is {value!r}; it must be a whole number of at least {least}")
+        if self.parts.scheduler == "same-length" and self.window < self.batch_size:
+            raise ConfigError(f"window is {self.window}, smaller than batch_size {self.batch_size}; a batch is taken from the window")
+
+    @property
+    def parts(self) -> Method:
+        """The method's parts with the overrides applied."""
+        base = METHODS[self.method]
+        return Method(
+            self.layout or base.layout,
+            self.scheduler or base.scheduler,
+            self.commit or base.commit,
+            base.drafts,
+            base.summary,
+        )
+
+
+def _one_of(name: str, value: object, known) -> None:
+    if value not in known:
+        raise ConfigError(f"{name} is {value!r}; known: {', '.join(known)}")

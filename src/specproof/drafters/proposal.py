@@ -1,0 +1,54 @@
+"""What was proposed in a step, checked: on the host, or still on the device."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specproof.drafters.drafter import DeviceDrafts, DraftRow
+from specproof.errors import DrafterError
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """Drafts by request_id. on_host: the ids, empty for rows whose ids are on the device. counts: how many each row has.
+
+    on_device: the device ids of all rows, one row after another in the order of `counts`; None if all are on the host.
+    """
+
+    on_host: dict[str, Sequence[int]]
+    counts: dict[str, int]
+    on_device: Tensor | None = None
+
+
+NO_DRAFTS = Proposal({}, {})
+
+
+def check_proposal(
+    proposed: Sequence[Sequence[int]] | DeviceDrafts, rows: Sequence[DraftRow], max_tokens: int, vocab_size: int
+) -> Proposal:
+    """Cut each row's drafts to what it can use. Raises DrafterError, naming the row, for anything that is no draft."""
+    if isinstance(proposed, DeviceDrafts):
+        if len(proposed.counts) != len(rows):
+            raise DrafterError(f"the drafter answered {len(proposed.counts)} rows of {len(rows)}; one answer a row is needed")
+        counts = proposed.counts
+        width = proposed.ids.shape[1]
+        index = [i * width + j for i, count in enumerate(counts) for j in range(count)]
+        ids = proposed.ids.flatten()
+        if len(index) < len(ids):
+            ids = ids.index_select(0, torch.tensor(index, dtype=torch.long).to(ids.device, non_blocking=True))
+        return Proposal({}, {row.request_id: count for row, count in zip(rows, counts, strict=True)}, ids)
+    if len(proposed) != len(rows):
+        raise DrafterError(f"the drafter answered {len(proposed)} rows of {len(rows)}; one list of ids a row is needed")
+    drafts = {}
+    for row, ids in zip(rows, proposed, strict=True):
+        if len(ids) > max_tokens:
+            raise DrafterError(f"row {row.request_id}: {len(ids)} drafts proposed, at most {max_tokens} were asked for")
+        for token in ids:
+            if not isinstance(token, int) or not 0 <= token < vocab_size:
+                raise DrafterError(
+                    f"row {row.request_id}: draft {token!r} is not an id of the target's vocabulary (0 to {vocab_size - 1})"
+                )
+        drafts[row.request_id] = ids[: row.max_tokens]
+    return Proposal(drafts, {request_id: len(ids) for request_id, ids in drafts.items()})

@@ -1,0 +1,248 @@
+"""The main path. `Engine.step` is one plan, draft, verify, commit round; all else prepares it or reads from it."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
+from pathlib import Path
+
+import torch
+
+from specproof.choice import Ban, choose
+from specproof.config import EngineConfig
+from specproof.drafters import Drafter, DraftRow, ModelDrafter, StatefulDrafter
+from specproof.drafters.proposal import NO_DRAFTS, Proposal, check_proposal
+from specproof.errors import ConfigError, RequestError
+from specproof.intake import admit
+from specproof.kv import LAYOUTS
+from specproof.kv.layout import Feed
+from specproof.lm import LM, HFModel, load_model
+from specproof.request import Output, Request
+from specproof.schedulers import SCHEDULERS, Schedule
+from specproof.sequence import Sequence
+from specproof.statistics import Statistics
+from specproof.step import PrefillChunk, RowStep, StepRecord
+from specproof.support import require_supported
+from specproof.tokenizer import Tokenizer, require_same
+from specproof.verify.accept import COMMITS, count_accepted
+from specproof.verify.terminate import End, find_end, visible_text
+
+Observer = Callable[[StepRecord], None]
+
+
+class Engine:
+    """Decodes batches; every row gets exactly the tokens that the target would have given it alone.
+
+    target: an LM, a Hugging Face model, a folder or a hub name. drafter: None (target-only), a model in any of these
+    forms, or an object with `propose` (see `specproof.drafters.Drafter`). tokenizer: needed for text and stop strings;
+    loaded with the target if that is a name or folder.
+
+    observers: called with the StepRecord of every step. statistics: sums over all steps.
+    Raises UnsupportedModelError, TokenizerMismatchError or ConfigError where the parts do not fit.
+    """
+
+    def __init__(
+        self,
+        target: LM | HFModel | str | Path,
+        drafter: Drafter | LM | HFModel | str | Path | None = None,
+        config: EngineConfig | None = None,
+        tokenizer: Tokenizer | None = None,
+        draft_tokenizer: Tokenizer | None = None,
+    ) -> None:
+        self.config = config or EngineConfig()
+        parts = self.config.parts
+        if drafter is not None and not parts.drafts:
+            raise ConfigError(f"method {self.config.method!r} does not draft; leave the drafter out")
+        self.tokenizer = Tokenizer.load(target) if tokenizer is None and isinstance(target, str | Path) else tokenizer
+        self.target = _as_lm(target)
+        require_supported(self.target, self.config.attention)
+        self.drafter = self._as_drafter(drafter, draft_tokenizer)
+        self.statistics = Statistics()
+        self.observers: list[Observer] = [self.statistics]
+        self._layout = LAYOUTS[parts.layout](self.target, self.config.attention)
+        self._commit_rule = COMMITS[parts.commit]
+        self._scheduler = SCHEDULERS[parts.scheduler](self.config)
+        self._decode = None if self.tokenizer is None else self.tokenizer.decode
+        self._running: dict[str, Sequence] = {}
+        self._num_steps = 0
+
+    def generate(self, requests: Iterable[Request]) -> list[Output]:
+        """Decode all requests; outputs in input order. A row that cannot be served has finish_reason "error"."""
+        requests = list(requests)
+        outputs = {output.request_id: output for output in self.stream(requests)}
+        return [outputs[name] for name in _names(requests)]
+
+    def stream(self, requests: Iterable[Request]) -> Iterator[Output]:
+        """Decode all requests; each output as its row finishes. Closing the iterator gives up the rest."""
+        yield from self.submit(requests)
+        try:
+            while self._scheduler.num_unfinished:
+                yield from self.step().finished
+        finally:
+            self._give_up()
+
+    def submit(self, requests: Iterable[Request]) -> list[Output]:
+        """Queue requests for `step`; returns the outputs of those that cannot be served.
+
+        Raises RequestError if two requests have one name, ConfigError while others are being decoded.
+        """
+        if self._scheduler.num_unfinished:
+            raise ConfigError("the engine is decoding already; read or close the running stream first, or make another engine")
+        requests = list(requests)
+        rows, refused = [], []
+        for request, name in zip(requests, _names(requests), strict=True):
+            try:
+                rows.append(admit(request, name, self.target, self.tokenizer))
+            except RequestError as error:
+                refused.append(Output(name, len(request.prompt_ids), (), None, "error", error=str(error)))
+        self._scheduler.add(rows)
+        return refused
+
+    @torch.inference_mode()
+    def step(self) -> StepRecord:
+        """One round: who runs, what is proposed, what the target chooses, what becomes final."""
+        schedule = self._plan()
+        proposal = self._draft(schedule.decode)
+        drafts, choices = self._verify(schedule, proposal)
+        record = self._commit(schedule, drafts, choices)
+        for observe in self.observers:
+            observe(record)
+        return record
+
+    def _plan(self) -> Schedule:
+        schedule = self._scheduler.plan()
+        for row in schedule.admitted:
+            self._layout.admit(row.request_id, row.prompt_len)
+            self._running[row.request_id] = row
+        return schedule
+
+    def _draft(self, decode: Iterable[Sequence]) -> Proposal:
+        """Ask the drafter about the rows that can use a draft: a row with one token left needs none."""
+        k = self.config.num_draft_tokens
+        rows = [_draft_row(row, min(k, row.remaining - 1)) for row in decode if row.remaining > 1]
+        if self.drafter is None or not rows or not k:
+            return NO_DRAFTS
+        return check_proposal(self.drafter.propose(rows, k), rows, k, self.target.vocab_size)
+
+    def _verify(self, schedule: Schedule, proposal: Proposal) -> tuple[list[list[int]], list[list[int]]]:
+        """One forward of the target over all rows of the step; one transfer from the device.
+
+        Returns, for each row that decodes, its drafts and the target's choices (one more than drafts).
+        """
+        rows = schedule.decode
+        counts = [proposal.counts.get(row.request_id, 0) for row in rows]
+        feeds = [
+            Feed(row.request_id, row.cached_len, row.token_ids[row.cached_len : row.cached_len + length])
+            for row, length in schedule.prefill
+        ]
+        for row, count in zip(rows, counts, strict=True):
+            known = (row.token_ids[-1], *proposal.on_host.get(row.request_id, ()))
+            feeds.append(Feed(row.request_id, row.cached_len, known, count + 1 - len(known), count + 1))
+        device_drafts = None if proposal.on_device is None else proposal.on_device.to(self.target.device)
+        logits = self._layout.forward(feeds, device_drafts)
+        choices = choose(logits, _bans(rows, counts))
+        if device_drafts is None:
+            drafts = [list(proposal.on_host.get(row.request_id, ())) for row in rows]
+            return drafts, _split(choices.tolist(), [count + 1 for count in counts])
+        both = torch.cat([choices, device_drafts]).tolist()
+        return _split(both[len(choices) :], counts), _split(both[: len(choices)], [count + 1 for count in counts])
+
+    def _commit(self, schedule: Schedule, drafts: list[list[int]], choices: list[list[int]]) -> StepRecord:
+        """Make tokens final: the only place where rows change."""
+        prefilled = []
+        for row, length in schedule.prefill:
+            prefilled.append(PrefillChunk(row.request_id, row.cached_len, length))
+            row.cached_len += length
+        accepted = self._commit_rule([count_accepted(d, c) for d, c in zip(drafts, choices, strict=True)])
+        steps, finished = [], []
+        for row, drafted, chosen, count in zip(schedule.decode, drafts, choices, accepted, strict=True):
+            end = find_end(row, chosen[: count + 1], self._decode)
+            count = min(count, end.kept)
+            steps.append(RowStep(row.request_id, row.cached_len, tuple(drafted), count, tuple(chosen[: end.kept])))
+            row.token_ids += chosen[: end.kept]
+            row.cached_len += 1 + count
+            row.num_drafted += len(drafted)
+            row.acceptances[count] += 1
+            if end.reason is not None:
+                finished.append(self._finish(row, end))
+        if isinstance(self.drafter, StatefulDrafter):
+            self.drafter.commit({step.request_id: step.num_accepted for step in steps})
+            for output in finished:
+                self.drafter.release(output.request_id)
+        record = StepRecord(
+            index=self._num_steps,
+            admitted=tuple(row.request_id for row in schedule.admitted),
+            prefilled=tuple(prefilled),
+            rows=tuple(steps),
+            finished=tuple(finished),
+            refilled=schedule.refilled,
+            grouped=schedule.grouped,
+            realigned=self._layout.realigned,
+        )
+        self._num_steps += 1
+        return record
+
+    def _finish(self, row: Sequence, end: End) -> Output:
+        assert end.reason is not None
+        text = None if self._decode is None else visible_text(row, end, self._decode)
+        self._layout.release(row.request_id)
+        self._scheduler.finish(row)
+        del self._running[row.request_id]
+        return row.output(text, end.reason, end.stop)
+
+    def _give_up(self) -> None:
+        """Forget rows that are not finished, so that the engine can be used again after an error or a closed stream."""
+        for name in self._running:
+            self._layout.release(name)
+            if isinstance(self.drafter, StatefulDrafter):
+                self.drafter.release(name)
+        self._running = {}
+        self._scheduler = SCHEDULERS[self.config.parts.scheduler](self.config)
+
+    def _as_drafter(self, drafter: Drafter | LM | HFModel | str | Path | None, tokenizer: Tokenizer | None) -> Drafter | None:
+        if drafter is None or hasattr(drafter, "propose"):
+            return drafter  # type: ignore[return-value]
+        if isinstance(drafter, str | Path):
+            tokenizer = tokenizer or Tokenizer.load(drafter)
+        if self.tokenizer is not None and tokenizer is not None:
+            require_same(self.tokenizer, tokenizer)
+        lm = _as_lm(drafter, like=self.target)  # type: ignore[arg-type]
+        require_supported(lm, self.config.attention)
+        layout = LAYOUTS[self.config.parts.layout](lm, self.config.attention)
+        return ModelDrafter(lm, layout, self.target.vocab_size, self.config.prefill_chunk)
+
+
+def _as_lm(model: LM | HFModel | str | Path, like: LM | None = None) -> LM:
+    if isinstance(model, LM):
+        return model
+    if isinstance(model, str | Path):
+        return load_model(model) if like is None else load_model(model, dtype=like.dtype_name, device=str(like.device))
+    return LM(model)
+
+
+def _names(requests: list[Request]) -> list[str]:
+    names = [str(i) if request.request_id is None else request.request_id for i, request in enumerate(requests)]
+    if len(set(names)) < len(names):
+        twice = next(name for name, count in Counter(names).items() if count > 1)
+        raise RequestError(f"request_id {twice!r} is given twice; names must be unique within a run")
+    return names
+
+
+def _draft_row(row: Sequence, max_tokens: int) -> DraftRow:
+    banned = tuple(row.end_ids) if row.seq_len < row.min_len else ()
+    return DraftRow(row.request_id, tuple(row.token_ids), max_tokens, banned, row.min_len)
+
+
+def _bans(rows: Iterable[Sequence], counts: Iterable[int]) -> list[Ban]:
+    """End ids cannot be chosen while a row is shorter than its `min_len`; one row of logits per choice."""
+    bans, at = [], 0
+    for row, count in zip(rows, counts, strict=True):
+        short = min(row.min_len - row.seq_len, count + 1)
+        if short > 0 and row.end_ids:
+            bans += [Ban(at + i, tuple(row.end_ids)) for i in range(short)]
+        at += count + 1
+    return bans
+
+
+def _split(values: list[int], lengths: list[int]) -> list[list[int]]:
+    ends = list(accumulate(lengths))
+    return [values[end - length : end] for end, length in zip(ends, lengths, strict=True)]

@@ -1,0 +1,1 @@
+"""A job: a file of prompts in, a file of continuations out."""

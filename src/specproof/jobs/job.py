@@ -1,0 +1,90 @@
+"""A job as data: what to decode, with what, and where the results go."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specproof.config import EngineConfig
+from specproof.errors import ConfigError
+from specproof.jobs.inputs import InputFile
+from specproof.jobs.results import journal_path
+from specproof.jobs.sidecar import sidecar_path
+from specproof.request import Request
+
+EMBEDDED = "embedded:SmolLM2-135M-Instruct"
+DRAFTERS = {
+    "prompt-lookup": "the tokens that followed the row's last few tokens when they occurred before (default)",
+    "none": "no drafts: one token per row and step",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Raises ConfigError for options that contradict each other.
+
+    input: a path, or - for standard input. out: None for standard output.
+    target, draft: folder or hub name; no target: the embedded model. drafter: a name from DRAFTERS, if there is no draft.
+    defaults: what holds for each row that does not say otherwise. chat: prompts are user messages in the chat template.
+    """
+
+    input: str
+    out: Path | None
+    config: EngineConfig
+    defaults: Request
+    target: str | None = None
+    draft: str | None = None
+    drafter: str = "prompt-lookup"
+    dtype: str = "float32"
+    device: str = "cpu"
+    device_map: str | None = None
+    threads: int | None = None
+    chat: bool = False
+    trust_remote_code: bool = False
+    allow_pickle: bool = False
+
+    def __post_init__(self) -> None:
+        if self.drafter not in DRAFTERS:
+            raise ConfigError(f"drafter is {self.drafter!r}; known: {', '.join(DRAFTERS)} (a draft model: --draft D)")
+        least, most = self.defaults.min_new_tokens, self.defaults.max_new_tokens
+        if least > most:
+            raise ConfigError(f"min_new_tokens is {least}, more than max_new_tokens {most}")
+        if "" in self.defaults.stop:
+            raise ConfigError("a stop string is empty, which would match everywhere; leave it out")
+        if self.out is not None:
+            if self.out.is_dir():
+                raise ConfigError(f"{self.out} is a folder; name a file in it for the results")
+            if not self.out.parent.is_dir():
+                raise ConfigError(f"there is no folder {self.out.parent} for the results; make it first")
+            written = [path.resolve() for path in (self.out, journal_path(self.out), sidecar_path(self.out))]
+            if self.input != "-" and Path(self.input).resolve() in written:
+                raise ConfigError(f"the results would overwrite the input {self.input}; name another file")
+
+    @property
+    def target_name(self) -> str:
+        return self.target or EMBEDDED
+
+    @property
+    def drafter_name(self) -> str | None:
+        """The draft model's or drafter's name; None if nothing drafts."""
+        if not self.config.parts.drafts:
+            return None
+        return self.draft or (None if self.drafter == "none" else self.drafter)
+
+    def identity(self, source: InputFile) -> dict[str, Any]:
+        """What the results depend on. The draft is in it too: mixed acceptance counts would describe neither draft."""
+        defaults = self.defaults
+        return {
+            "input_sha256": source.sha256,
+            "target": _resolved(self.target_name),
+            "drafter": self.drafter_name and _resolved(self.drafter_name),
+            "dtype": self.dtype,
+            "chat": self.chat,
+            "max_new_tokens": defaults.max_new_tokens,
+            "min_new_tokens": defaults.min_new_tokens,
+            "stop": list(defaults.stop),
+            "ignore_eos": defaults.ignore_eos,
+        }
+
+
+def _resolved(name: str) -> str:
+    return str(Path(name).resolve()) if Path(name).exists() else name

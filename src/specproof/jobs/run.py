@@ -1,0 +1,77 @@
+"""Run a job: rows in, results out, as they finish."""
+
+from collections.abc import Callable, Iterator
+
+import torch
+
+from specproof.drafters import PromptLookup
+from specproof.embedded import default_model_folder
+from specproof.engine import Engine
+from specproof.errors import RequestError
+from specproof.jobs.clock import RowClock
+from specproof.jobs.inputs import InputFile, to_request
+from specproof.jobs.job import Job
+from specproof.jobs.result import refusal_of, result_of
+from specproof.jobs.results import FileResults, StreamResults
+from specproof.jobs.tally import Tally
+from specproof.lm import LM, load_model
+from specproof.request import Request
+from specproof.tokenizer import Tokenizer
+
+
+def load_engine(job: Job, report: Callable[[str], None]) -> Engine:
+    """Load the models that `job` names; `report` is told what takes time.
+
+    Raises SpecproofError if one cannot be loaded, or if target and draft do not go together.
+    """
+    if job.threads is not None:
+        torch.set_num_threads(job.threads)
+
+    def load(name: str) -> tuple[LM, Tokenizer]:
+        lm = load_model(
+            name,
+            dtype=job.dtype,
+            device=job.device,
+            device_map=job.device_map,
+            trust_remote_code=job.trust_remote_code,
+            allow_pickle=job.allow_pickle,
+        )
+        return lm, Tokenizer.load(name, trust_remote_code=job.trust_remote_code)
+
+    target, tokenizer = load(job.target or str(default_model_folder(report)))
+    if job.drafter_name is None:
+        return Engine(target, None, job.config, tokenizer)
+    if job.draft is None:
+        return Engine(target, PromptLookup(), job.config, tokenizer)
+    draft, draft_tokenizer = load(job.draft)
+    return Engine(target, draft, job.config, tokenizer, draft_tokenizer)
+
+
+def run_job(job: Job, engine: Engine, source: InputFile, results: FileResults | StreamResults, tally: Tally) -> None:
+    """Decode the rows that are not done yet. A row that cannot be served ends as an error; the others go on.
+
+    Raises what `results.add` raises. However this ends, by Ctrl-C too, the rows told to `results` have finished.
+    """
+    clock = RowClock()
+    engine.observers.append(clock)
+    ids: dict[str, str | int | None] = {}
+
+    def requests() -> Iterator[Request]:
+        for row in source.rows():
+            if results.is_done(row.index):
+                continue
+            try:
+                request = to_request(row, engine.tokenizer, job.defaults, job.chat)
+            except RequestError as error:
+                refusal = refusal_of(row, str(error))
+                results.add(row.index, refusal)
+                tally.add(refusal)
+                continue
+            ids[str(row.index)] = row.id
+            yield request
+        clock.start()
+
+    for output in engine.stream(requests()):
+        result = result_of(ids.pop(output.request_id), output, clock.take(output.request_id))
+        results.add(int(output.request_id), result)
+        tally.add(result)

@@ -1,0 +1,101 @@
+"""Attention of one forward: which cells each query sees, and the products, grouped into blocks of rows.
+
+Legend: N tokens of the forward, R rows of a block, m queries per row, L visible places, H query heads, Hkv key heads,
+G = H / Hkv, D head size.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+
+@dataclass(frozen=True)
+class Block:
+    """Rows whose queries are computed in one call.
+
+    rows: which rows of the cells, a slice (no copy) or an index (R,). queries: (R * m,) index into the N tokens, rows
+    with fewer queries repeat one; None where the block is the N tokens in order. columns: (R, m) the place of each
+    query's own cell. first: (R,) first place that holds content, None where it is 0. length: L.
+    """
+
+    rows: slice | Tensor
+    queries: Tensor | None
+    columns: Tensor
+    first: Tensor | None
+    length: int
+
+    def mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
+        """Additive mask (R, 1, m, L): 0 where `first <= place <= column` and within the window, else -inf."""
+        place = torch.arange(self.length, device=self.columns.device)
+        column = self.columns[:, :, None]
+        hidden = place > column
+        if self.first is not None:
+            hidden = hidden | (place < self.first[:, None, None])
+        if window is not None:
+            hidden = hidden | (place <= column - window)
+        return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)[:, None]
+
+
+@dataclass
+class AttentionPlan:
+    """All blocks of one forward. order: (N,) where each token's result lies among the blocks' results; None: in order.
+
+    Masks are built once per forward, window and grouping, then shared by all layers.
+    """
+
+    blocks: Sequence[Block]
+    order: Tensor | None
+    windows: tuple[int | None, ...]
+    kind: str  # "sdpa" or "eager"
+    _masks: dict[tuple, Tensor] = field(default_factory=dict)
+
+    def attend(
+        self, layer: int, query: Tensor, keys: Tensor, values: Tensor, scale: float | None, softcap: float | None
+    ) -> Tensor:
+        """query: (b, H, n, D), tokens in the order b, n. keys, values: (rows, Hkv, capacity, D). -> (b, n, H, D)."""
+        b, heads, n, _ = query.shape
+        tokens = query.transpose(0, 1).reshape(heads, b * n, -1)  # (H, N, D)
+        parts = [self._block(i, layer, tokens, keys, values, scale, softcap) for i in range(len(self.blocks))]
+        result = parts[0] if len(parts) == 1 else torch.cat(parts)  # (sum of R * m, H, D)
+        if self.order is not None:
+            result = result.index_select(0, self.order.to(result.device, non_blocking=True))
+        return result.view(b, n, heads, -1)
+
+    def _block(
+        self, number: int, layer: int, tokens: Tensor, keys: Tensor, values: Tensor, scale: float | None, softcap: float | None
+    ) -> Tensor:
+        block = self.blocks[number]
+        device = tokens.device
+        rows = block.rows if isinstance(block.rows, slice) else block.rows.to(device, non_blocking=True)
+        keys, values = keys[rows, :, : block.length], values[rows, :, : block.length]
+        count, m = block.columns.shape
+        kv_heads = keys.shape[1]
+        groups = tokens.shape[0] // kv_heads
+        if block.queries is not None:
+            tokens = tokens.index_select(1, block.queries.to(device, non_blocking=True))
+        # The query heads of one KV head are folded into the query length, so that K and V are never copied per head.
+        folded = tokens.view(kv_heads, groups, count, m, -1).permute(2, 0, 1, 3, 4).reshape(count, kv_heads, groups * m, -1)
+        mask = self._mask(number, self.windows[layer], groups, folded.dtype, device)
+        if self.kind == "eager" or softcap is not None:
+            out = _eager(folded, keys, values, mask, scale, softcap)
+        else:
+            out = scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=scale)
+        # (R, Hkv, G * m, D) -> (R * m, H, D)
+        return out.unflatten(2, (groups, m)).permute(0, 3, 1, 2, 4).reshape(count * m, kv_heads * groups, -1)
+
+    def _mask(self, number: int, window: int | None, groups: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        key = (number, window, groups, dtype, device)
+        if key not in self._masks:
+            self._masks[key] = self.blocks[number].mask(window, dtype).repeat(1, 1, groups, 1).to(device)
+        return self._masks[key]
+
+
+def _eager(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float | None, softcap: float | None) -> Tensor:
+    scores = query @ keys.transpose(2, 3) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    weights = torch.softmax(scores + mask, dim=-1, dtype=torch.promote_types(query.dtype, torch.float32))
+    return weights.to(query.dtype) @ values

@@ -1,0 +1,127 @@
+"""The slotted layout: row i owns slot i, the token at position p lies in cell p, nothing is moved between steps.
+
+    slot 0  | p0 p1 p2 p3 p4 p5 .. .. .. |   cached_len 6
+    slot 1  | p0 p1 p2 .. .. .. .. .. .. |   cached_len 3: what lies behind is never visible
+    slot 2  | p0 p1 p2 p3 p4 p5 p6 p7 .. |
+
+The forward is flat: (1, N), the tokens of all rows one after another, each row as many as it needs.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specproof.kv.attention import AttentionPlan, Block
+from specproof.kv.layout import Feed, to_device
+from specproof.kv.slots import Slots
+from specproof.kv.transformers_cache import StepCache
+
+if TYPE_CHECKING:
+    from specproof.lm import LM
+
+
+class Slotted:
+    """See the module's drawing. A rollback needs nothing: cells behind `cached_len` are masked, then overwritten."""
+
+    realigned = False
+
+    def __init__(self, lm: "LM", attention: str) -> None:
+        self.lm = lm
+        self.slots = Slots()
+        self._attention = attention
+
+    def admit(self, row: str, length: int) -> None:
+        self.slots.admit(row, length)
+
+    def release(self, row: str) -> None:
+        self.slots.release(row)
+
+    @property
+    def nbytes(self) -> int:
+        return self.slots.cells.nbytes
+
+    @torch.inference_mode()
+    def forward(self, feeds: Sequence[Feed], device_ids: Tensor | None = None) -> Tensor:
+        self.slots.reserve({feed.row: feed.end for feed in feeds})
+        capacity = self.slots.cells.capacity
+        slots = np.array([self.slots.slot(feed.row) for feed in feeds])
+        lengths = np.array([feed.length for feed in feeds])
+        starts = np.array([feed.start for feed in feeds])
+        ends = np.cumsum(lengths)  # of each feed among the N tokens
+        offsets = ends - lengths
+        row_of = np.repeat(np.arange(len(feeds)), lengths)
+        positions = np.arange(ends[-1]) - (offsets - starts)[row_of]
+        ids = np.array([t for feed in feeds for t in (*feed.tokens, *(0,) * feed.num_device)])
+        logits_at = _last(ends, np.array([feed.num_logits for feed in feeds]))
+        device_at = _last(ends, np.array([feed.num_device for feed in feeds]))
+        groups = _groups(feeds)
+        blocks = [_block(slots[g], lengths[g], starts[g], offsets[g]) for g in groups]
+        order = _order(groups, blocks, lengths, row_of)
+
+        device = self.lm.device
+        arrays = [ids, positions, slots[row_of] * capacity + positions, logits_at, device_at, order]
+        arrays += [array for block in blocks for array in (block["queries"], block["columns"], block["rows"])]
+        ids, positions, cells, logits_at, device_at, order, *of_blocks = to_device(device, *arrays)
+        if device_ids is not None:
+            ids.index_copy_(0, device_at, device_ids)
+        plan = AttentionPlan(
+            blocks=[
+                Block(
+                    rows=block["span"] or of_blocks[3 * i + 2],
+                    queries=of_blocks[3 * i].flatten(),
+                    columns=of_blocks[3 * i + 1],
+                    first=None,
+                    length=block["length"],
+                )
+                for i, block in enumerate(blocks)
+            ],
+            order=order,
+            windows=self.lm.windows,
+            kind=self._attention,
+        )
+        kv = StepCache(self.slots.cells, cells, plan)
+        return self.lm.forward(ids[None], positions[None], kv, logits_at)[0]
+
+
+def _last(ends: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Indices of the last `counts[i]` tokens of each feed."""
+    total = int(counts.sum())
+    within = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.repeat(ends - counts, counts) + within
+
+
+def _groups(feeds: Sequence[Feed]) -> list[np.ndarray]:
+    """Feeds attended together: all that emit in one group, each chunk of a prompt alone (their lengths differ widely)."""
+    decode = np.array([i for i, feed in enumerate(feeds) if feed.num_logits], dtype=int)
+    chunks = [np.array([i]) for i, feed in enumerate(feeds) if not feed.num_logits]
+    return [decode, *chunks] if len(decode) else chunks
+
+
+def _block(slots: np.ndarray, lengths: np.ndarray, starts: np.ndarray, offsets: np.ndarray) -> dict:
+    """Lay a group's queries out as (R, m). Rows of the span between its slots are taken along if that saves copying."""
+    low, high, m = int(slots.min()), int(slots.max()) + 1, int(lengths.max())
+    spans = 2 * len(slots) >= high - low
+    rows = np.arange(low, high) if spans else slots
+    at = slots - low if spans else np.arange(len(slots))
+    within = np.minimum(np.arange(m), (lengths - 1)[:, None])  # short rows repeat their last query
+    queries = np.zeros((len(rows), m), dtype=int)
+    columns = np.zeros((len(rows), m), dtype=int)
+    queries[at] = offsets[:, None] + within
+    columns[at] = starts[:, None] + within
+    length = int((starts + lengths).max())
+    return {"rows": rows, "span": slice(low, high) if spans else None, "at": at, "queries": queries, "columns": columns, "length": length}
+
+
+def _order(groups: list[np.ndarray], blocks: list[dict], lengths: np.ndarray, row_of: np.ndarray) -> np.ndarray:
+    """Where each of the N tokens lies among the blocks' (R * m) results."""
+    first = np.zeros(len(lengths), dtype=int)
+    base = 0
+    for group, block in zip(groups, blocks, strict=True):
+        m = block["queries"].shape[1]
+        first[group] = base + block["at"] * m
+        base += block["queries"].size
+    offsets = np.cumsum(lengths) - lengths
+    return first[row_of] + np.arange(len(row_of)) - offsets[row_of]

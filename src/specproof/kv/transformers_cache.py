@@ -1,0 +1,69 @@
+"""The two places where a Transformers model meets our KV memory: its cache and its attention function."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface
+from transformers.cache_utils import Cache
+
+from specproof.errors import UnsupportedModelError
+from specproof.kv.attention import AttentionPlan
+from specproof.kv.cells import Cells
+
+ATTENTION_NAME = "specproof"
+
+# Arguments of other models' attention that change its result and that we do not compute.
+_UNSUPPORTED = ("s_aux", "position_bias", "cu_seq_lens_q", "block_mask")
+
+
+class StepCache(Cache):
+    """What a model sees as its cache during one forward: `update` writes into cells and returns all of them.
+
+    index: (b * n,) long, the cell of each token. The keys and values returned are views (rows, H, capacity, D); which
+    of their cells a query may see is the attention plan's business.
+    """
+
+    def __init__(self, cells: Cells, index: Tensor, plan: AttentionPlan) -> None:
+        super().__init__(layers=[])
+        self.cells = cells
+        self.index = index
+        self.plan = plan
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs) -> tuple[Tensor, Tensor]:
+        self.cells.write(layer_idx, self.index, _by_head(key_states), _by_head(value_states))
+        return self.cells.view(layer_idx)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0  # positions are always given; nothing may be derived from a shared length
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        return query_length, 0
+
+
+def _by_head(states: Tensor) -> Tensor:
+    """(b, H, n, D) -> (H, b * n, D), tokens in the order of `ids.flatten()`."""
+    return states[0] if states.shape[0] == 1 else states.transpose(0, 1).flatten(1, 2)
+
+
+def _attention_forward(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    attention_plan: AttentionPlan | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    if attention_plan is None:
+        raise UnsupportedModelError(f"{type(module).__name__} does not pass keyword arguments on to its attention")
+    for name in _UNSUPPORTED:
+        if kwargs.get(name) is not None:
+            raise UnsupportedModelError(f"{type(module).__name__} uses {name} in its attention, which is not supported")
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    return attention_plan.attend(layer, query, key, value, scaling, softcap), None
+
+
+AttentionInterface.register(ATTENTION_NAME, _attention_forward)

@@ -1,0 +1,184 @@
+"""A causal language model as one function: (ids, position ids, KV of this step) -> logits. And loading it."""
+
+import inspect
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+from specproof.errors import ConfigError, UnsupportedModelError
+from specproof.kv.transformers_cache import ATTENTION_NAME, StepCache
+
+HFModel = PreTrainedModel
+
+DTYPES = ("float32", "bfloat16", "float16", "float64", "auto")
+
+# Model types whose every method is tested against the reference. Any other decoder is tried when an engine is made.
+KNOWN_FAMILIES = frozenset(
+    {
+        "gemma3", "gemma3_text", "glm4", "gpt2", "gpt_neox", "llama", "mistral", "olmo2", "opt", "phi3", "qwen2", "qwen3",
+        "smollm3",
+    }
+)  # fmt: skip
+
+# Settings of a generation config that change which token is chosen, with the value that means "off".
+_PROCESSORS = {
+    "repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1.0, "bad_words_ids": None,
+    "sequence_bias": None, "suppress_tokens": None, "begin_suppress_tokens": None, "forced_bos_token_id": None,
+    "forced_eos_token_id": None, "exponential_decay_length_penalty": None, "guidance_scale": None,
+}  # fmt: skip
+
+
+class LM:
+    """A Hugging Face causal LM, unchanged: its own attention is swapped only during `forward`.
+
+    vocab_size: rows of the output head (may exceed the tokenizer's entries). context: most positions, None if unbounded.
+    eos_ids: the set from the generation config. windows: per layer, how many positions a query sees, None for all.
+    Raises UnsupportedModelError for models whose state cannot be rolled back by position.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        _refuse(model)
+        self.model = model.eval()
+        config = model.config.get_text_config(decoder=True)
+        self.family: str = model.config.model_type
+        self.vocab_size: int = model.get_output_embeddings().weight.shape[0]
+        self.context: int | None = getattr(config, "max_position_embeddings", None)
+        self.bos_id: int | None = getattr(config, "bos_token_id", None)
+        self.eos_ids = _eos_ids(model)
+        self.windows = _windows(model)
+        self.checked = self.family in KNOWN_FAMILIES
+        parameters = inspect.signature(model.forward).parameters
+        self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
+        self._keeps_logits = "logits_to_keep" in parameters
+        _warn_processors(model)
+
+    @property
+    def device(self) -> torch.device:
+        """Where ids go and logits come from."""
+        return self.model.get_input_embeddings().weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.model.dtype
+
+    @property
+    def dtype_name(self) -> str:
+        """One of DTYPES."""
+        return str(self.dtype).removeprefix("torch.")
+
+    @torch.inference_mode()
+    def forward(self, ids: Tensor, position_ids: Tensor, kv: StepCache, columns: Tensor) -> Tensor:
+        """ids, position_ids: (b, n) long. columns: (m,) long, which of the n columns need logits. -> (b, m, V)."""
+        arguments = {self._cache_argument: kv, "attention_plan": kv.plan}
+        if self._keeps_logits:
+            arguments["logits_to_keep"] = columns
+        with _attention(self.model.config):
+            logits = self.model(input_ids=ids, position_ids=position_ids, use_cache=True, **arguments).logits
+        return logits if self._keeps_logits else logits[:, columns]
+
+    @torch.inference_mode()
+    def plain_forward(self, ids: Tensor, state: object = None) -> tuple[Tensor, object]:
+        """The model's own forward with its own cache and attention: ids (1, n) -> logits (1, n, V), new state."""
+        out = self.model(input_ids=ids, use_cache=True, **{self._cache_argument: state})
+        return out.logits, out[self._cache_argument]
+
+
+def load_model(
+    name_or_path: str | Path,
+    *,
+    dtype: str = "float32",
+    device: str = "cpu",
+    device_map: str | None = None,
+    trust_remote_code: bool = False,
+    allow_pickle: bool = False,
+) -> LM:
+    """Load a local folder or hub name. No remote code and no pickled weights unless asked for.
+
+    Raises ConfigError for an unknown dtype or device, UnsupportedModelError for a model that cannot be decoded.
+    """
+    if dtype not in DTYPES:
+        raise ConfigError(f"dtype is {dtype!r}; known: {', '.join(DTYPES)}")
+    path = Path(name_or_path).expanduser()
+    if path.exists() and not (path / "config.json").exists():
+        raise ConfigError(f"{path} has no config.json; a model folder as written by save_pretrained is needed")
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            str(path) if path.exists() else str(name_or_path),
+            dtype=dtype if dtype == "auto" else getattr(torch, dtype),
+            device_map=device_map,
+            trust_remote_code=trust_remote_code,
+            use_safetensors=None if allow_pickle else True,
+        )
+    except (OSError, ValueError) as error:
+        raise UnsupportedModelError(f"cannot load {name_or_path}: {str(error).strip()}") from error
+    if device_map is None:
+        try:
+            model = model.to(device)
+        except RuntimeError as error:
+            raise ConfigError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from error
+    return LM(model)
+
+
+@contextmanager
+def _attention(config) -> Iterator[None]:
+    """Route the model's attention through ours for one forward; the model is left as it was."""
+    before = config._attn_implementation
+    config._attn_implementation = ATTENTION_NAME
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+
+
+def _refuse(model: PreTrainedModel) -> None:
+    name = type(model).__name__
+    if model.config.is_encoder_decoder:
+        raise UnsupportedModelError(f"{name} is an encoder-decoder; only decoder-only models are supported")
+    if getattr(model, "_is_stateful", False):
+        raise UnsupportedModelError(f"{name} keeps a recurrent state, which cannot be rolled back to a position")
+    if model.get_output_embeddings() is None:
+        raise UnsupportedModelError(f"{name} has no language-model head; load it as a causal LM")
+    if not any(p.kind is p.VAR_KEYWORD for p in inspect.signature(model.forward).parameters.values()):
+        raise UnsupportedModelError(f"{name}.forward takes no keyword arguments for its attention; its layers cannot be reached")
+
+
+def _windows(model: PreTrainedModel) -> tuple[int | None, ...]:
+    """Each layer's window, from the cache that Transformers itself would make for this model."""
+    config = model.config.get_text_config(decoder=True)
+    if "chunked_attention" in (getattr(config, "layer_types", None) or ()):
+        raise UnsupportedModelError(f"{type(model).__name__} has chunked attention layers, which are not supported")
+    layers = DynamicCache(config=config).layers
+    for index, layer in enumerate(layers):
+        if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
+            raise UnsupportedModelError(
+                f"{type(model).__name__}: layer {index} keeps its state in a {type(layer).__name__}, "
+                "which cannot be rolled back to a position"
+            )
+    # Without sliding layers the list may be empty (layers are then made on first use): all are full.
+    windows = tuple(getattr(layer, "sliding_window", None) for layer in layers)
+    return windows or (None,) * config.num_hidden_layers
+
+
+def _eos_ids(model: PreTrainedModel) -> frozenset[int]:
+    for config in (model.generation_config, model.config.get_text_config(decoder=True)):
+        ids = getattr(config, "eos_token_id", None)
+        if ids is not None:
+            return frozenset([ids] if isinstance(ids, int) else ids)
+    return frozenset()
+
+
+def _warn_processors(model: PreTrainedModel) -> None:
+    active = {
+        name: value
+        for name, off in _PROCESSORS.items()
+        if (value := getattr(model.generation_config, name, off)) not in (off, None)
+    }
+    if active:
+        named = ", ".join(f"{name}={value}" for name, value in active.items())
+        warnings.warn(f"the generation config asks for {named}; not applied: decoding is plain greedy", stacklevel=3)

@@ -1,0 +1,49 @@
+"""What one step did: frozen records, told to every observer."""
+
+from dataclasses import dataclass
+
+from specproof.request import Output
+
+
+@dataclass(frozen=True, slots=True)
+class RowStep:
+    """One row's share of a step.
+
+    start: `cached_len` before the step; the pending token was fed at this position.
+    drafted: the proposed ids, in order. num_accepted: how many were kept (after the commit rule).
+    emitted: the ids added to the row: the kept drafts, then the target's own token; shorter where the row ended inside.
+    """
+
+    request_id: str
+    start: int
+    drafted: tuple[int, ...]
+    num_accepted: int
+    emitted: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillChunk:
+    """Prompt tokens computed in a step: positions `[start, start + length)` of one row."""
+
+    request_id: str
+    start: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One plan, draft, verify, commit round.
+
+    admitted: rows that entered in this step; refilled: how many of them took the place of a finished row while others
+    were running. grouped: the rows were batched because their lengths are equal. realigned: the target's KV was moved
+    to re-pad rows. finished: outputs of the rows that ended in this step.
+    """
+
+    index: int
+    admitted: tuple[str, ...]
+    prefilled: tuple[PrefillChunk, ...]
+    rows: tuple[RowStep, ...]
+    finished: tuple[Output, ...]
+    refilled: int
+    grouped: bool
+    realigned: bool

@@ -1,0 +1,1 @@
+"""Pure functions between the target's choices and what a row keeps of them."""
