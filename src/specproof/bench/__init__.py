@@ -1,0 +1,1 @@
+"""Measuring: clocks and statistics for the scripts in `benchmarks/`."""
