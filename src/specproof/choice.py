@@ -19,8 +19,8 @@ class Ban:
 def choose(logits: Tensor, bans: Sequence[Ban] = ()) -> Tensor:
     """Greedy: the lowest id among the largest logits. logits (M, V), not changed -> (M,) long, on the same device."""
     if bans:
-        rows = torch.tensor([ban.row for ban in bans for _ in ban.ids], device=logits.device)
-        ids = torch.tensor([i for ban in bans for i in ban.ids], device=logits.device)
+        rows = torch.tensor([ban.row for ban in bans for _ in ban.ids], dtype=torch.long, device=logits.device)
+        ids = torch.tensor([i for ban in bans for i in ban.ids], dtype=torch.long, device=logits.device)
         logits = logits.index_put((rows, ids), logits.new_tensor(-torch.inf))
     return _host_argmax(logits.detach()) if logits.device.type == "cpu" else logits.argmax(-1)
 

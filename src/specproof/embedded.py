@@ -23,6 +23,11 @@ SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 FOLDER = "smollm2-135m-instruct-1"
 
 
+def embedded_folder() -> Path:
+    """Where the embedded model lies, or will lie once it is made."""
+    return Path(os.environ.get("SPECPROOF_CACHE") or user_cache_dir("specproof")) / FOLDER
+
+
 def default_model_folder(report: Callable[[str], None] | None = None) -> Path:
     """The folder of the embedded model; the first call on a machine makes it (about 20 seconds, 0.54 GB).
 
@@ -31,8 +36,8 @@ def default_model_folder(report: Callable[[str], None] | None = None) -> Path:
 
     Raises SpecproofError if the package is not installed, is not the expected one, or the cache cannot be written.
     """
-    cache = Path(os.environ.get("SPECPROOF_CACHE") or user_cache_dir("specproof"))
-    folder = cache / FOLDER
+    folder = embedded_folder()
+    cache = folder.parent
     if folder.is_dir():
         return folder
     say = report or (lambda sentence: None)

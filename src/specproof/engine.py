@@ -11,7 +11,7 @@ from specproof.choice import Ban, choose
 from specproof.config import EngineConfig
 from specproof.drafters import Drafter, DraftRow, ModelDrafter, StatefulDrafter
 from specproof.drafters.proposal import NO_DRAFTS, Proposal, check_proposal
-from specproof.errors import ConfigError, RequestError
+from specproof.errors import ConfigError, DrafterError, RequestError
 from specproof.intake import admit
 from specproof.kv import LAYOUTS
 from specproof.kv.layout import Feed
@@ -73,8 +73,9 @@ class Engine:
 
     def stream(self, requests: Iterable[Request]) -> Iterator[Output]:
         """Decode all requests; each output as its row finishes. Closing the iterator gives up the rest."""
-        yield from self.submit(requests)
+        refused = self.submit(requests)
         try:
+            yield from refused
             while self._scheduler.num_unfinished:
                 yield from self.step().finished
         finally:
@@ -121,7 +122,11 @@ class Engine:
         rows = [_draft_row(row, min(k, row.remaining - 1)) for row in decode if row.remaining > 1]
         if self.drafter is None or not rows or not k:
             return NO_DRAFTS
-        return check_proposal(self.drafter.propose(rows, k), rows, k, self.target.vocab_size)
+        try:
+            proposed = self.drafter.propose(rows, k)
+        except Exception as error:  # code of the user's
+            raise DrafterError(f"the drafter failed: {type(error).__name__}: {error}") from error
+        return check_proposal(proposed, rows, k, self.target.vocab_size)
 
     def _verify(self, schedule: Schedule, proposal: Proposal) -> tuple[list[list[int]], list[list[int]]]:
         """One forward of the target over all rows of the step; one transfer from the device.
@@ -156,7 +161,8 @@ class Engine:
         steps, finished = [], []
         for row, drafted, chosen, count in zip(schedule.decode, drafts, choices, accepted, strict=True):
             end = find_end(row, chosen[: count + 1], self._decode)
-            count = min(count, end.kept)
+            if end.kept <= count:  # the row ends inside its drafts: those behind the end were never judged
+                count, drafted = end.kept, drafted[: end.kept]
             steps.append(RowStep(row.request_id, row.cached_len, tuple(drafted), count, tuple(chosen[: end.kept])))
             row.token_ids += chosen[: end.kept]
             row.cached_len += 1 + count

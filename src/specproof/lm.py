@@ -5,11 +5,13 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.utils import logging as transformers_logging
 
 from specproof.errors import ConfigError, UnsupportedModelError
 from specproof.kv.transformers_cache import ATTENTION_NAME, StepCache
@@ -38,7 +40,8 @@ class LM:
     """A Hugging Face causal LM, unchanged: its own attention is swapped only during `forward`.
 
     vocab_size: rows of the output head (may exceed the tokenizer's entries). context: most positions, None if unbounded.
-    eos_ids: the set from the generation config. windows: per layer, how many positions a query sees, None for all.
+    eos_ids: the set from the generation config, of ids that the head has. own_attention: its attention is code of its own
+    that takes no other function. windows: per layer, how many positions a query sees, None for all.
     Raises UnsupportedModelError for models whose state cannot be rolled back by position.
     """
 
@@ -47,12 +50,14 @@ class LM:
         self.model = model.eval()
         config = model.config.get_text_config(decoder=True)
         self.family: str = model.config.model_type
-        self.vocab_size: int = model.get_output_embeddings().weight.shape[0]
-        self.context: int | None = getattr(config, "max_position_embeddings", None)
+        head: torch.nn.Module = model.get_output_embeddings()  # type: ignore[assignment]
+        self.vocab_size = head.get_parameter("weight").shape[0]
+        self.context = _context(config)
         self.bos_id: int | None = getattr(config, "bos_token_id", None)
-        self.eos_ids = _eos_ids(model)
+        self.eos_ids = frozenset(token for token in _eos_ids(model) if 0 <= token < self.vocab_size)
         self.windows = _windows(model)
         self.checked = self.family in KNOWN_FAMILIES
+        self.own_attention = not getattr(model, "_supports_attention_backend", False)
         parameters = inspect.signature(model.forward).parameters
         self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
         self._keeps_logits = "logits_to_keep" in parameters
@@ -61,7 +66,8 @@ class LM:
     @property
     def device(self) -> torch.device:
         """Where ids go and logits come from."""
-        return self.model.get_input_embeddings().weight.device
+        embedding: torch.nn.Module = self.model.get_input_embeddings()
+        return embedding.get_parameter("weight").device
 
     @property
     def dtype(self) -> torch.dtype:
@@ -86,6 +92,8 @@ class LM:
     def plain_forward(self, ids: Tensor, state: object = None) -> tuple[Tensor, object]:
         """The model's own forward with its own cache and attention: ids (1, n) -> logits (1, n, V), new state."""
         out = self.model(input_ids=ids, use_cache=True, **{self._cache_argument: state})
+        if out.get(self._cache_argument) is None:
+            raise UnsupportedModelError(f"{type(self.model).__name__} keeps no KV cache")
         return out.logits, out[self._cache_argument]
 
 
@@ -108,21 +116,27 @@ def load_model(
     if path.exists() and not (path / "config.json").exists():
         raise ConfigError(f"{path} has no config.json; a model folder as written by save_pretrained is needed")
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        model: Any = AutoModelForCausalLM.from_pretrained(
             str(path) if path.exists() else str(name_or_path),
             dtype=dtype if dtype == "auto" else getattr(torch, dtype),
             device_map=device_map,
             trust_remote_code=trust_remote_code,
             use_safetensors=None if allow_pickle else True,
         )
-    except (OSError, ValueError) as error:
-        raise UnsupportedModelError(f"cannot load {name_or_path}: {str(error).strip()}") from error
+    except Exception as error:  # whatever a foreign folder, its config or its code brings about
+        reason = str(error).split("Model type should be one of")[0].strip()  # what follows names 200 classes
+        raise UnsupportedModelError(f"cannot load {name_or_path}: {reason or type(error).__name__}") from error
     if device_map is None:
         try:
-            model = model.to(device)
-        except RuntimeError as error:
+            model.to(device)
+        except (RuntimeError, AssertionError) as error:  # the latter from a PyTorch built without CUDA
             raise ConfigError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from error
     return LM(model)
+
+
+def hide_loading_bars() -> None:
+    """Keep Transformers from drawing its own progress bars in this process."""
+    transformers_logging.disable_progress_bar()
 
 
 @contextmanager
@@ -163,6 +177,21 @@ def _windows(model: PreTrainedModel) -> tuple[int | None, ...]:
     # Without sliding layers the list may be empty (layers are then made on first use): all are full.
     windows = tuple(getattr(layer, "sliding_window", None) for layer in layers)
     return windows or (None,) * config.num_hidden_layers
+
+
+def _context(config) -> int | None:
+    """Positions a row may take. LongRoPE: those of the short factors.
+
+    Beyond them LongRoPE turns every position of a forward by the longest row of the batch, so that a row would depend on
+    its neighbours; and keys computed before a row crosses that length would not be those computed after it.
+    """
+    limits = [getattr(config, "max_position_embeddings", None)]
+    rope = getattr(config, "rope_parameters", None) or {}
+    for parameters in (rope, *rope.values()):  # one set for all layers, or one for each type of layer
+        if isinstance(parameters, dict) and parameters.get("rope_type") == "longrope":
+            limits.append(parameters.get("original_max_position_embeddings"))
+            limits.append(getattr(config, "original_max_position_embeddings", None))
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _eos_ids(model: PreTrainedModel) -> frozenset[int]:

@@ -42,7 +42,8 @@ class Output:
     stop: what matched: the id, or the string. None for "length" and "error".
     error: why the row could not be served; None unless finish_reason is "error".
     num_steps: (row, step) pairs, i.e. how many target forwards emitted tokens for this row.
-    num_drafted, num_accepted: draft tokens proposed / kept; the target's own tokens are in neither.
+    num_drafted, num_accepted: draft tokens judged / kept; the target's own tokens are in neither, nor are drafts that
+        lie behind the row's end.
     acceptance_histogram: entry j counts the steps that kept j draft tokens.
     """
 

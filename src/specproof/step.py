@@ -10,7 +10,7 @@ class RowStep:
     """One row's share of a step.
 
     start: `cached_len` before the step; the pending token was fed at this position.
-    drafted: the proposed ids, in order. num_accepted: how many were kept (after the commit rule).
+    drafted: the proposed ids, in order, without those behind the row's end. num_accepted: how many were kept (after the commit rule).
     emitted: the ids added to the row: the kept drafts, then the target's own token; shorter where the row ended inside.
     """
 

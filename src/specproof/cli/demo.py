@@ -13,7 +13,7 @@ from specproof.config import EngineConfig
 from specproof.drafters import PromptLookup
 from specproof.embedded import default_model_folder
 from specproof.engine import Engine
-from specproof.lm import LM, load_model
+from specproof.lm import LM, hide_loading_bars, load_model
 from specproof.prompts import DEMO_PROMPTS
 from specproof.reference import Reference, decode_reference
 from specproof.request import Output, Request
@@ -22,9 +22,10 @@ from specproof.tokenizer import Tokenizer
 T = TypeVar("T")
 
 
-def demo(batch_size: int = 8, max_new_tokens: int = 48, dtype: str = "float32", threads: int = 0) -> None:
+def demo(batch_size: int, max_new_tokens: int, dtype: str, threads: int) -> None:
     """Decode the demo prompts with the embedded model, time it, and check every row. threads 0: PyTorch's default."""
     console = Console()
+    hide_loading_bars()
     if threads:
         torch.set_num_threads(threads)
     folder = default_model_folder(console.print)
@@ -42,7 +43,7 @@ def demo(batch_size: int = 8, max_new_tokens: int = 48, dtype: str = "float32", 
         outputs, speculative = _timed(lambda: engine.generate(requests))
         plain_outputs, target_only = _timed(lambda: plain.generate(requests))
         counts, transformers = _timed(lambda: generate_with_transformers(lm, requests, batch_size))
-    console.print(_rows(outputs))
+    console.print(_rows(outputs, console.width))
     console.print(
         _speeds(
             ("specproof, prompt lookup", sum(len(output.token_ids) for output in outputs), speculative),
@@ -58,9 +59,7 @@ def demo(batch_size: int = 8, max_new_tokens: int = 48, dtype: str = "float32", 
             equal += 1
         else:
             console.print(escape(f"Row {number} differs: {_why(lm, tokenizer, request, output, reference)}"))
-    console.print(
-        f"{equal} of {len(outputs)} rows equal the reference (the target alone, one row, one token at a time)."
-    )
+    console.print(f"{equal} of {len(outputs)} rows equal the reference (the target alone, a token at a time).")
 
 
 def generate_with_transformers(lm: LM, requests: Sequence[Request], batch_size: int) -> list[int]:
@@ -92,13 +91,16 @@ def _timed(work: Callable[[], T]) -> tuple[T, float]:
     return work(), perf_counter() - started
 
 
-def _rows(outputs: Sequence[Output]) -> Table:
-    table = Table("row", "prompt", "text", "prompt\ntokens", "tokens", "accepted /\ndrafted", "finish", title="Prompts")
+def _rows(outputs: Sequence[Output], width: int) -> Table:
+    room = max(10, (width - 52) // 2)  # what the numbers leave to each of the two texts
+    table = Table("row", "prompt", "text", "prompt\ntokens", "tokens", "accepted\n/ drafted", "finish", title="Rows")
+    for column in table.columns[3:6]:
+        column.justify = "right"
     for number, (prompt, output) in enumerate(zip(DEMO_PROMPTS, outputs, strict=True)):
         table.add_row(
             str(number),
-            escape(_start(prompt)),
-            escape(_start(output.text or output.error or "")),
+            escape(_start(prompt, room)),
+            escape(_start(output.text or output.error or "", room)),
             str(output.prompt_len),
             str(len(output.token_ids)),
             f"{output.num_accepted} / {output.num_drafted}",
@@ -109,6 +111,8 @@ def _rows(outputs: Sequence[Output]) -> Table:
 
 def _speeds(*runs: tuple[str, int, float]) -> Table:
     table = Table("run", "tokens", "seconds", "tokens per second", title="Speed")
+    for column in table.columns[1:]:
+        column.justify = "right"
     for name, tokens, seconds in runs:
         table.add_row(name, str(tokens), f"{seconds:.1f}", f"{tokens / seconds:.1f}")
     return table
@@ -132,6 +136,6 @@ def _why(lm: LM, tokenizer: Tokenizer, request: Request, output: Output, referen
     )
 
 
-def _start(text: str, length: int = 32) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= length else text[: length - 1] + "…"
+def _start(text: str, length: int) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= length else line[: length - 1] + "…"

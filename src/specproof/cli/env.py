@@ -1,12 +1,9 @@
 """`specproof env`: what it runs on."""
 
 import json
-import os
-from pathlib import Path
 from typing import Any
 
 import typer
-from platformdirs import user_cache_dir
 from rich.console import Console
 from rich.table import Table
 
@@ -29,16 +26,16 @@ def env(as_json: bool = typer.Option(False, "--json", help="Print one JSON docum
 def _facts() -> dict[str, Any]:
     import torch
 
-    from specproof.embedded import FOLDER
+    from specproof.embedded import embedded_folder
     from specproof.jobs.provenance import machine, versions
     from specproof.lm import DTYPES
 
-    cache = Path(os.environ.get("SPECPROOF_CACHE") or user_cache_dir("specproof"))
+    folder = embedded_folder()
     return {
         **versions(),
         **machine(),
         "dtypes": list(DTYPES),
         "cuda_devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
-        "cache_folder": str(cache),
-        "embedded_model_ready": (cache / FOLDER).is_dir(),
+        "cache_folder": str(folder.parent),
+        "embedded_model_ready": folder.is_dir(),
     }

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,7 +15,8 @@ SOME_ROWS_FAILED, BAD_INPUT, INTERRUPTED, PIPE_CLOSED = 1, 2, 130, 141
 
 @contextmanager
 def clear_exits() -> Iterator[None]:
-    """End in one line on stderr, not in a traceback, where the cause lies outside of this program."""
+    """End in one line on stderr, not in a traceback, where the cause lies outside of this program. Warnings are a line too."""
+    warnings.showwarning = lambda message, *_: typer.echo(f"specproof: warning: {message}", err=True)
     try:
         yield
         sys.stdout.flush()
@@ -26,4 +28,5 @@ def clear_exits() -> Iterator[None]:
         typer.echo(f"specproof: {error}", err=True)
         raise typer.Exit(BAD_INPUT) from error
     except KeyboardInterrupt:
+        typer.echo("specproof: interrupted", err=True)
         raise typer.Exit(INTERRUPTED) from None

@@ -1,5 +1,6 @@
 """The progress bar of a job, and its closing table."""
 
+import sys
 from typing import Any
 
 from rich.console import Console
@@ -11,9 +12,10 @@ from specproof.step import StepRecord
 
 
 class RowProgress:
-    """An observer that shows rows, tokens per second, acceptance and time left; silent where stderr is no terminal."""
+    """An observer that shows rows, tokens per second, acceptance and time left, if stderr is a terminal to itself."""
 
-    def __init__(self, statistics: Statistics, num_done: int, num_rows: int) -> None:
+    def __init__(self, statistics: Statistics, num_done: int, num_rows: int, results_on_stdout: bool) -> None:
+        garbled = results_on_stdout and sys.stdout.isatty()
         console = Console(stderr=True)
         self._statistics = statistics
         self._bar = Progress(
@@ -23,7 +25,7 @@ class RowProgress:
             TimeElapsedColumn(),
             TimeRemainingColumn(),
             console=console,
-            disable=not console.is_terminal,
+            disable=garbled or not console.is_terminal,
         )
         self._task = self._bar.add_task("", total=num_rows, completed=num_done, rates="")
 

@@ -3,6 +3,7 @@
 import json
 import shlex
 import sys
+from contextlib import nullcontext
 from dataclasses import asdict
 from datetime import UTC, datetime
 from time import perf_counter
@@ -14,19 +15,22 @@ from rich.console import Console
 from specproof.cli.exits import INTERRUPTED, SOME_ROWS_FAILED
 from specproof.cli.progress import RowProgress, print_summary
 from specproof.errors import ResultsError
+from specproof.jobs.in_order import StreamResults
 from specproof.jobs.inputs import InputFile, open_input
 from specproof.jobs.job import Job
 from specproof.jobs.provenance import machine, versions
-from specproof.jobs.results import FileResults, StreamResults, discard_results, has_results
+from specproof.jobs.results import FileResults, discard_results, has_results, only_writer
 from specproof.jobs.run import load_engine, run_job
 from specproof.jobs.sidecar import append_to_sidecar, begin_sidecar, check_identity
 from specproof.jobs.tally import Tally
+from specproof.lm import hide_loading_bars
 from specproof.statistics import Statistics
 
 
 def run(job: Job, resume: bool, overwrite: bool, as_json: bool) -> int:
     """Run `job` and report; returns the exit status. Raises SpecproofError for a bad input, OUT or model."""
-    with open_input(job.input) as source:
+    hide_loading_bars()
+    with open_input(job.input) as source, only_writer(job.out) if job.out else nullcontext():
         if not source.num_rows:
             _say(f"{job.input} has no rows")
         resumed = _results_to_resume(job, source, resume, overwrite)
@@ -40,7 +44,7 @@ def run(job: Job, resume: bool, overwrite: bool, as_json: bool) -> int:
             tally.add(result, resumed=True)
         started = perf_counter()
         try:
-            with RowProgress(statistics, results.num_done, source.num_rows) as progress:
+            with RowProgress(statistics, results.num_done, source.num_rows, job.out is None) as progress:
                 if engine is not None:
                     engine.observers.append(progress)
                     run_job(job, engine, source, results, tally)

@@ -22,6 +22,14 @@ class DraftRow:
     banned_until: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceDrafts:
+    """Drafts that have not left the device: `ids` (R, K) long, of which row i uses the first `counts[i]`."""
+
+    ids: Tensor
+    counts: list[int]
+
+
 class Drafter(Protocol):
     """Proposes 0 to `max_tokens` ids per row; lengths may differ between rows.
 
@@ -29,7 +37,7 @@ class Drafter(Protocol):
     a bad draft only costs time.
     """
 
-    def propose(self, rows: list[DraftRow], max_tokens: int) -> Sequence[Sequence[int]]: ...
+    def propose(self, rows: list[DraftRow], max_tokens: int) -> Sequence[Sequence[int]] | DeviceDrafts: ...
 
 
 @runtime_checkable
@@ -43,11 +51,3 @@ class StatefulDrafter(Protocol):
     def release(self, request_id: str) -> None:
         """The row has finished."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceDrafts:
-    """Drafts that have not left the device: `ids` (R, K) long, of which row i uses the first `counts[i]`."""
-
-    ids: Tensor
-    counts: list[int]

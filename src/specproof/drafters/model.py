@@ -14,7 +14,7 @@ class ModelDrafter:
     """Drafts greedily with `lm`; its KV holds committed tokens only between steps.
 
     After full acceptance a row lacks the KV of its last draft, so it feeds two tokens in the next step, not one. Drafts
-    stay on the device. Rows too long for the draft's context get no drafts.
+    stay on the device. Rows too long for the draft's context, or with an id that it does not have, get no drafts.
 
     layout: KV memory for `lm`. vocab_size: the target's; no id beyond it is proposed. prefill_chunk: most tokens of one
     catching-up forward.
@@ -23,7 +23,7 @@ class ModelDrafter:
     def __init__(self, lm: LM, layout: Layout, vocab_size: int, prefill_chunk: int = 256) -> None:
         self.lm = lm
         self._layout = layout
-        self._vocab_size = vocab_size
+        self._vocab_size = min(vocab_size, lm.vocab_size)
         self._prefill_chunk = prefill_chunk
         self._cached: dict[str, int] = {}  # request_id -> cached_len
         self._base: dict[str, int] = {}  # request_id -> seq_len when it was last drafted for
@@ -44,7 +44,7 @@ class ModelDrafter:
                     active, token = [active[n] for n in still], token[still]
                 feeds = [Feed(rows[i].request_id, len(rows[i].token_ids) + j - 1, (), 1, 1) for i in active]
             logits = self._layout.forward(feeds, token)
-            token = choose(logits[:, : self._vocab_size], _bans([rows[i] for i in active], j))
+            token = choose(logits[:, : self._vocab_size], _bans([rows[i] for i in active], j, self._vocab_size))
             ids[active, j] = token
         for i in drafting:
             self._base[rows[i].request_id] = self._cached[rows[i].request_id] = len(rows[i].token_ids)
@@ -63,7 +63,12 @@ class ModelDrafter:
                 table.pop(request_id, None)
 
     def _count(self, row: DraftRow, max_tokens: int) -> int:
+        if self.lm.vocab_size < self._vocab_size and max(row.token_ids) >= self.lm.vocab_size:
+            return 0
         room = max_tokens if self.lm.context is None else self.lm.context - len(row.token_ids) + 1
+        unread = row.token_ids[self._cached.get(row.request_id, 0) :]
+        if max(unread, default=0) >= self.lm.vocab_size:
+            return 0
         return max(0, min(max_tokens, row.max_tokens, room))
 
     def _pending(self, row: DraftRow) -> Feed:
@@ -87,8 +92,10 @@ class ModelDrafter:
             self._layout.forward(feeds)
 
 
-def _bans(rows: Sequence[DraftRow], ahead: int) -> list[Ban]:
+def _bans(rows: Sequence[DraftRow], ahead: int, vocab_size: int) -> list[Ban]:
     """The target's own bans, or a draft of a banned id would be a certain rejection."""
     return [
-        Ban(i, row.banned_ids) for i, row in enumerate(rows) if len(row.token_ids) + ahead < row.banned_until and row.banned_ids
+        Ban(i, [token for token in row.banned_ids if token < vocab_size])
+        for i, row in enumerate(rows)
+        if len(row.token_ids) + ahead < row.banned_until
     ]

@@ -1,7 +1,9 @@
 """What was proposed in a step, checked: on the host, or still on the device."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import index as as_int
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,16 +41,24 @@ def check_proposal(
         if len(index) < len(ids):
             ids = ids.index_select(0, torch.tensor(index, dtype=torch.long).to(ids.device, non_blocking=True))
         return Proposal({}, {row.request_id: count for row, count in zip(rows, counts, strict=True)}, ids)
-    if len(proposed) != len(rows):
-        raise DrafterError(f"the drafter answered {len(proposed)} rows of {len(rows)}; one list of ids a row is needed")
+    answers = _listed(proposed, "the drafter")
+    if len(answers) != len(rows):
+        raise DrafterError(f"the drafter answered {len(answers)} rows of {len(rows)}; one list of ids a row is needed")
     drafts = {}
-    for row, ids in zip(rows, proposed, strict=True):
+    for row, answer in zip(rows, answers, strict=True):
+        ids = _listed(answer, f"row {row.request_id}: the drafter")
         if len(ids) > max_tokens:
             raise DrafterError(f"row {row.request_id}: {len(ids)} drafts proposed, at most {max_tokens} were asked for")
         for token in ids:
-            if not isinstance(token, int) or not 0 <= token < vocab_size:
+            if not hasattr(token, "__index__") or not 0 <= token < vocab_size:
                 raise DrafterError(
                     f"row {row.request_id}: draft {token!r} is not an id of the target's vocabulary (0 to {vocab_size - 1})"
                 )
-        drafts[row.request_id] = ids[: row.max_tokens]
+        drafts[row.request_id] = [as_int(token) for token in ids[: row.max_tokens]]
     return Proposal(drafts, {request_id: len(ids) for request_id, ids in drafts.items()})
+
+
+def _listed(answer: Any, who: str) -> list:
+    if isinstance(answer, str) or not isinstance(answer, Iterable):
+        raise DrafterError(f"{who} answered {answer!r}; a list of ids for each row is needed")
+    return list(answer)

@@ -23,7 +23,7 @@ class Job:
     """Raises ConfigError for options that contradict each other.
 
     input: a path, or - for standard input. out: None for standard output.
-    target, draft: folder or hub name; no target: the embedded model. drafter: a name from DRAFTERS, if there is no draft.
+    target, draft: folder or hub name; no target: the embedded model. drafter: a name from DRAFTERS; a draft wins.
     defaults: what holds for each row that does not say otherwise. chat: prompts are user messages in the chat template.
     """
 
@@ -51,8 +51,10 @@ class Job:
         if "" in self.defaults.stop:
             raise ConfigError("a stop string is empty, which would match everywhere; leave it out")
         if self.out is not None:
-            if self.out.is_dir():
-                raise ConfigError(f"{self.out} is a folder; name a file in it for the results")
+            if self.out.exists() and not self.out.is_file():
+                raise ConfigError(
+                    f"{self.out} is no ordinary file, so it cannot be resumed; name one, or - and a redirection"
+                )
             if not self.out.parent.is_dir():
                 raise ConfigError(f"there is no folder {self.out.parent} for the results; make it first")
             written = [path.resolve() for path in (self.out, journal_path(self.out), sidecar_path(self.out))]

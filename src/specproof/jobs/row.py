@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from specproof.jobs.checks import BadLine, a_list, kind, text, whole
+
 CONTENT_KEYS = ("prompt", "messages", "token_ids", "turns")
 OVERRIDE_KEYS = ("max_new_tokens", "min_new_tokens", "stop", "stop_token_ids", "ignore_eos")
 SPEC_BENCH_KEYS = ("question_id", "category", "reference")  # beside `turns`; only the first of them is used
@@ -30,15 +32,11 @@ class InputRow:
     error: str | None = None
 
 
-class _BadLine(ValueError):
-    """What is wrong with a line, and what to do."""
-
-
 def text_row(index: int, line: int, data: bytes) -> InputRow:
     """The row of a text file's line: the line is the prompt, as it stands."""
     try:
         return InputRow(index, line, index, prompt=_decode(data))
-    except _BadLine as bad:
+    except BadLine as bad:
         return InputRow(index, line, index, error=f"line {line}: {bad}")
 
 
@@ -50,14 +48,14 @@ def json_row(index: int, line: int, data: bytes) -> InputRow:
         own_id = _own_id(record)
         content = _content(record)
         return InputRow(index, line, index if own_id is None else own_id, **content, overrides=_overrides(record))
-    except _BadLine as bad:
+    except BadLine as bad:
         return InputRow(index, line, own_id, error=f"line {line}: {bad}")
 
 
 def is_json_object(data: bytes) -> bool:
     try:
         _parse_object(data)
-    except _BadLine:
+    except BadLine:
         return False
     return True
 
@@ -66,7 +64,7 @@ def _decode(data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        raise _BadLine(f"not UTF-8 (byte {error.start + 1} of the line); save the file as UTF-8") from None
+        raise BadLine(f"not UTF-8 (byte {error.start + 1} of the line); save the file as UTF-8") from None
 
 
 def _parse_object(data: bytes) -> dict[str, Any]:
@@ -74,13 +72,13 @@ def _parse_object(data: bytes) -> dict[str, Any]:
     try:
         record = json.loads(_decode(data), object_pairs_hook=_object, parse_constant=_no_constant)
     except json.JSONDecodeError as error:
-        raise _BadLine(f"not JSON ({error.msg}, column {error.colno}); a line must be one JSON object") from None
-    except _BadLine:
+        raise BadLine(f"not JSON ({error.msg}, column {error.colno}); a line must be one JSON object") from None
+    except BadLine:
         raise
     except (ValueError, RecursionError) as error:  # an integer of thousands of digits, thousands of nested lists
-        raise _BadLine(f"JSON that cannot be read ({error}); a line must be one JSON object") from None
+        raise BadLine(f"JSON that cannot be read ({error}); a line must be one JSON object") from None
     if not isinstance(record, dict):
-        raise _BadLine(f'a JSON {_kind(record)}; a line must be one JSON object, such as {{"prompt": "..."}}')
+        raise BadLine(f'JSON, but {kind(record)}; a line must be one JSON object, such as {{"prompt": "..."}}')
     return {key: value for key, value in record.items() if value is not None}
 
 
@@ -89,21 +87,21 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(record) < len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in keys if keys.count(key) > 1)
-        raise _BadLine(f"key {twice!r} is given twice; keep one")
+        raise BadLine(f"key {twice!r} is given twice; keep one")
     return record
 
 
 def _no_constant(name: str) -> None:
-    raise _BadLine(f"{name} is not JSON; give a number")
+    raise BadLine(f"{name} is not JSON; give a number")
 
 
 def _own_id(record: dict[str, Any]) -> str | int | None:
     key = "question_id" if "turns" in record and "id" not in record else "id"
     value = record.get(key)
     if isinstance(value, str):
-        return _text(key, value)
+        return text(key, value)
     if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
-        raise _BadLine(f"{key} is a {_kind(value)}; give a string or a whole number")
+        raise BadLine(f"{key} is {kind(value)}; give a string or a whole number")
     return value
 
 
@@ -113,26 +111,26 @@ def _content(record: dict[str, Any]) -> dict[str, Any]:
     known = ("id", *CONTENT_KEYS, *OVERRIDE_KEYS, *(SPEC_BENCH_KEYS if "turns" in record else ()))
     unknown = [key for key in record if key not in known]
     if unknown:
-        raise _BadLine(f"unknown key {unknown[0]!r}; known keys: {', '.join(known)}")
+        raise BadLine(f"unknown key {unknown[0]!r}; known keys: {', '.join(known)}")
     if len(given) != 1:
-        raise _BadLine(f"it has {' and '.join(given) or 'no prompt'}; give exactly one of {', '.join(CONTENT_KEYS)}")
+        raise BadLine(f"it has {' and '.join(given) or 'no prompt'}; give exactly one of {', '.join(CONTENT_KEYS)}")
     key, value = given[0], record[given[0]]
     if key == "prompt":
-        return {"prompt": _text(key, value)}
+        return {"prompt": text(key, value)}
     if key == "token_ids":
-        return {"token_ids": tuple(_whole(f"token_ids[{i}]", token, 0) for i, token in enumerate(_list(key, value)))}
-    if not _list(key, value):
-        raise _BadLine(f"{key} is empty; give at least one")
+        return {"token_ids": tuple(whole(f"token_ids[{i}]", token, 0) for i, token in enumerate(a_list(key, value)))}
+    if not a_list(key, value):
+        raise BadLine(f"{key} is empty; give at least one")
     if key == "turns":
-        turns = [_text(f"turns[{i}]", turn) for i, turn in enumerate(value)]
+        turns = [text(f"turns[{i}]", turn) for i, turn in enumerate(value)]
         return {"prompt": turns[0]}
     return {"messages": tuple(_message(f"messages[{i}]", message) for i, message in enumerate(value))}
 
 
 def _message(name: str, value: Any) -> dict[str, str]:
     if not isinstance(value, dict) or set(value) != {"role", "content"}:
-        raise _BadLine(f"{name} must be an object with exactly the keys role and content")
-    return {key: _text(f"{name}.{key}", value[key]) for key in ("role", "content")}
+        raise BadLine(f"{name} must be an object with exactly the keys role and content")
+    return {key: text(f"{name}.{key}", value[key]) for key in ("role", "content")}
 
 
 def _overrides(record: dict[str, Any]) -> dict[str, Any]:
@@ -141,42 +139,14 @@ def _overrides(record: dict[str, Any]) -> dict[str, Any]:
 
 def _override(key: str, value: Any) -> Any:
     if key in ("max_new_tokens", "min_new_tokens"):
-        return _whole(key, value, 1 if key == "max_new_tokens" else 0)
+        return whole(key, value, 1 if key == "max_new_tokens" else 0)
     if key == "ignore_eos":
         if not isinstance(value, bool):
-            raise _BadLine(f"ignore_eos is a {_kind(value)}; give true or false")
+            raise BadLine(f"ignore_eos is {kind(value)}; give true or false")
         return value
     if key == "stop_token_ids":
-        return tuple(_whole(f"{key}[{i}]", token, 0) for i, token in enumerate(_list(key, value)))
-    stops = [value] if isinstance(value, str) else _list("stop", value)
+        return tuple(whole(f"{key}[{i}]", token, 0) for i, token in enumerate(a_list(key, value)))
+    stops = [value] if isinstance(value, str) else a_list("stop", value)
     if "" in stops:
-        raise _BadLine("stop has an empty string, which would match everywhere; leave it out")
-    return tuple(_text("stop", stop) for stop in stops)
-
-
-def _text(name: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise _BadLine(f"{name} is a {_kind(value)}; give a string")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise _BadLine(f"{name} has half of a surrogate pair (\\ud800 to \\udfff); write whole characters") from None
-    return value
-
-
-def _list(name: str, value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise _BadLine(f"{name} is a {_kind(value)}; give a list")
-    return value
-
-
-def _whole(name: str, value: Any, least: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        shown = value if isinstance(value, int | float) else _kind(value)
-        raise _BadLine(f"{name} is {shown}; give a whole number of at least {least}")
-    return value
-
-
-def _kind(value: Any) -> str:
-    kinds = {dict: "object", list: "list", str: "string", bool: "boolean", int: "number", float: "number"}
-    return kinds.get(type(value), "null")
+        raise BadLine("stop has an empty string, which would match everywhere; leave it out")
+    return tuple(text("stop", stop) for stop in stops)

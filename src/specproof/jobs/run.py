@@ -9,10 +9,11 @@ from specproof.embedded import default_model_folder
 from specproof.engine import Engine
 from specproof.errors import RequestError
 from specproof.jobs.clock import RowClock
+from specproof.jobs.in_order import StreamResults
 from specproof.jobs.inputs import InputFile, to_request
 from specproof.jobs.job import Job
 from specproof.jobs.result import refusal_of, result_of
-from specproof.jobs.results import FileResults, StreamResults
+from specproof.jobs.results import FileResults
 from specproof.jobs.tally import Tally
 from specproof.lm import LM, load_model
 from specproof.request import Request
@@ -52,6 +53,8 @@ def run_job(job: Job, engine: Engine, source: InputFile, results: FileResults | 
 
     Raises what `results.add` raises. However this ends, by Ctrl-C too, the rows told to `results` have finished.
     """
+    tokenizer = engine.tokenizer
+    assert tokenizer is not None, "load_engine gives every engine one"
     clock = RowClock()
     engine.observers.append(clock)
     ids: dict[str, str | int | None] = {}
@@ -61,7 +64,7 @@ def run_job(job: Job, engine: Engine, source: InputFile, results: FileResults | 
             if results.is_done(row.index):
                 continue
             try:
-                request = to_request(row, engine.tokenizer, job.defaults, job.chat)
+                request = to_request(row, tokenizer, job.defaults, job.chat)
             except RequestError as error:
                 refusal = refusal_of(row, str(error))
                 results.add(row.index, refusal)

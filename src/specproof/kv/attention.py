@@ -62,7 +62,7 @@ class AttentionPlan:
         result = parts[0] if len(parts) == 1 else torch.cat(parts)  # (sum of R * m, H, D)
         if self.order is not None:
             result = result.index_select(0, self.order.to(result.device, non_blocking=True))
-        return result.view(b, n, heads, -1)
+        return result.view(b, n, heads, -1).contiguous()  # some models take a view of it
 
     def _block(
         self, number: int, layer: int, tokens: Tensor, keys: Tensor, values: Tensor, scale: float | None, softcap: float | None

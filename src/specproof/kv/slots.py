@@ -39,10 +39,11 @@ class Slots:
         need = max(self._asks.values())
         cells, live = self.cells, len(self._slot)
         fits = need <= cells.capacity <= need * 1.25
-        if fits and live == cells.rows:
+        if fits and live == cells.rows and None not in self._slot.values():
             return
-        capacity = cells.capacity if fits else int(need * 1.125)
-        order = sorted(self._slot, key=lambda row: cells.rows if self._slot[row] is None else self._slot[row])
+        capacity = cells.capacity if fits else int(need * 1.25)
+        placed = sorted((slot, row) for row, slot in self._slot.items() if slot is not None)
+        order = [row for _, row in placed] + [row for row, slot in self._slot.items() if slot is None]
         if cells.rows == 0:
             cells.reshape(live, capacity)
         else:

@@ -59,10 +59,20 @@ def _attention_forward(
 ) -> tuple[Tensor, None]:
     if attention_plan is None:
         raise UnsupportedModelError(f"{type(module).__name__} does not pass keyword arguments on to its attention")
-    for name in _UNSUPPORTED:
-        if kwargs.get(name) is not None:
-            raise UnsupportedModelError(f"{type(module).__name__} uses {name} in its attention, which is not supported")
-    layer: int = module.layer_idx  # type: ignore[assignment]
+    name = type(module).__name__
+    for argument in _UNSUPPORTED:
+        if kwargs.get(argument) is not None:
+            raise UnsupportedModelError(f"{name} uses {argument} in its attention, which is not supported")
+    if attention_mask is not None:  # for our attention Transformers makes none
+        raise UnsupportedModelError(f"{name} brings an attention mask of its own, which is not supported")
+    layer = getattr(module, "layer_idx", None)
+    if not isinstance(layer, int) or not 0 <= layer < len(attention_plan.windows):
+        raise UnsupportedModelError(f"{name} is layer {layer}, but the config counts {len(attention_plan.windows)} layers")
+    window = kwargs.get("sliding_window", attention_plan.windows[layer])
+    if window != attention_plan.windows[layer]:
+        raise UnsupportedModelError(
+            f"{name} {layer} has a window of {window}, but its config gives {attention_plan.windows[layer]}"
+        )
     return attention_plan.attend(layer, query, key, value, scaling, softcap), None
 
 

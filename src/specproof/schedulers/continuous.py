@@ -1,9 +1,10 @@
 """A freed slot is refilled at once; prompts are prefilled in chunks inside the forwards of the other rows."""
 
+from collections import deque
 from collections.abc import Iterable
 
 from specproof.config import EngineConfig
-from specproof.schedulers.scheduler import Schedule, by_arrival
+from specproof.schedulers.scheduler import Schedule, queue, take
 from specproof.sequence import Sequence
 
 
@@ -12,15 +13,15 @@ class Continuous:
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
-        self._waiting: list[Sequence] = []
+        self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
 
     def add(self, rows: Iterable[Sequence]) -> None:
-        self._waiting = by_arrival([*self._waiting, *rows], self._config.sort_by_length)
+        self._waiting = queue([*self._waiting, *rows], self._config.sort_by_length)
 
     def plan(self) -> Schedule:
         free = self._config.batch_size - len(self._running)
-        admitted, self._waiting = self._waiting[:free], self._waiting[free:]
+        admitted = take(self._waiting, free)
         refilled = len(admitted) if self._running else 0
         self._running += admitted
         ready = tuple(row for row in self._running if not row.prefill_left)

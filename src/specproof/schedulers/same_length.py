@@ -1,9 +1,10 @@
 """The paper's EXSPEC: a pool of rows, batches of equal length from it, realigning only as a fallback."""
 
+from collections import deque
 from collections.abc import Iterable
 
 from specproof.config import EngineConfig
-from specproof.schedulers.scheduler import Schedule, by_arrival, share_prefill
+from specproof.schedulers.scheduler import Schedule, queue, share_prefill, take
 from specproof.sequence import Sequence
 
 
@@ -17,17 +18,17 @@ class SameLength:
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
-        self._waiting: list[Sequence] = []
+        self._waiting: deque[Sequence] = deque()
         self._pool: list[Sequence] = []
         self._waited: dict[str, int] = {}  # steps since the row last decoded
         self.patience = 2 * -(-config.window // config.batch_size)
 
     def add(self, rows: Iterable[Sequence]) -> None:
-        self._waiting = by_arrival([*self._waiting, *rows], self._config.sort_by_length)
+        self._waiting = queue([*self._waiting, *rows], self._config.sort_by_length)
 
     def plan(self) -> Schedule:
         free = self._config.window - len(self._pool)
-        admitted, self._waiting = self._waiting[:free], self._waiting[free:]
+        admitted = take(self._waiting, free)
         refilled = len(admitted) if self._pool else 0
         self._pool += admitted
         self._waited.update((row.request_id, 0) for row in admitted)

@@ -1,5 +1,6 @@
 """What a scheduler is. A row is waiting, running or finished, and each of them once."""
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
@@ -47,9 +48,14 @@ class Scheduler(Protocol):
         ...
 
 
-def by_arrival(waiting: Iterable[Sequence], sort_by_length: bool) -> list[Sequence]:
+def queue(waiting: Iterable[Sequence], sort_by_length: bool) -> deque[Sequence]:
     """Waiting rows in the order in which they are to be admitted."""
-    return sorted(waiting, key=lambda row: row.seq_len) if sort_by_length else list(waiting)
+    return deque(sorted(waiting, key=lambda row: row.seq_len) if sort_by_length else waiting)
+
+
+def take(waiting: deque[Sequence], count: int) -> list[Sequence]:
+    """The first `count` waiting rows, or all; they no longer wait."""
+    return [waiting.popleft() for _ in range(min(count, len(waiting)))]
 
 
 def share_prefill(rows: Iterable[Sequence], budget: int) -> tuple[tuple[Sequence, int], ...]:

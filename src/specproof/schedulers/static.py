@@ -1,9 +1,10 @@
 """A batch is decoded to its end, then the next one starts."""
 
+from collections import deque
 from collections.abc import Iterable
 
 from specproof.config import EngineConfig
-from specproof.schedulers.scheduler import Schedule, by_arrival, share_prefill
+from specproof.schedulers.scheduler import Schedule, queue, share_prefill, take
 from specproof.sequence import Sequence
 
 
@@ -12,17 +13,15 @@ class Static:
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
-        self._waiting: list[Sequence] = []
+        self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
 
     def add(self, rows: Iterable[Sequence]) -> None:
-        self._waiting = by_arrival([*self._waiting, *rows], self._config.sort_by_length)
+        self._waiting = queue([*self._waiting, *rows], self._config.sort_by_length)
 
     def plan(self) -> Schedule:
-        admitted: list[Sequence] = []
-        if not self._running:
-            admitted, self._waiting = self._waiting[: self._config.batch_size], self._waiting[self._config.batch_size :]
-            self._running = list(admitted)
+        admitted = [] if self._running else take(self._waiting, self._config.batch_size)
+        self._running += admitted
         prefill = share_prefill(self._running, self._config.prefill_chunk)
         return Schedule(tuple(admitted), prefill, () if prefill else tuple(self._running))
 

@@ -51,7 +51,9 @@ def _find_stop_string(row: Sequence, new: Ids[int], decode: Decode) -> End | Non
     emitted = row.emitted
     protected = _protected(row, [*emitted, *new], decode)
     stops = row.request.stop
-    if not _first(decode([*emitted, *new]), stops, protected):
+    # Text grows with its tokens, but for half a character (U+FFFD), which its other half makes whole.
+    grows = not any("\ufffd" in stop for stop in stops)
+    if grows and not _first(decode([*emitted, *new]), stops, protected):
         return None
     for kept in range(1, len(new) + 1):
         if found := _first(decode([*emitted, *new[:kept]]), stops, protected):

@@ -1,0 +1,35 @@
+"""Checks of single values. Each returns the value, or says what is wrong with it and what to do."""
+
+from typing import Any
+
+
+class BadLine(ValueError):
+    """What is wrong with a line, and what to do."""
+
+
+def text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise BadLine(f"{name} is {kind(value)}; give a string")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise BadLine(f"{name} has half of a surrogate pair (\\ud800 to \\udfff); write whole characters") from None
+    return value
+
+
+def a_list(name: str, value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise BadLine(f"{name} is {kind(value)}; give a list")
+    return value
+
+
+def whole(name: str, value: Any, least: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        shown = value if isinstance(value, int | float) else kind(value)
+        raise BadLine(f"{name} is {shown}; give a whole number of at least {least}")
+    return value
+
+
+def kind(value: Any) -> str:
+    kinds = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
+    return kinds.get(type(value), "null")
