@@ -14,7 +14,7 @@ from specproof.reference import Reference, decode_reference
 from specproof.step import StepRecord
 
 CHUNK = 8  # prefill chunk: shorter than two of the prompts
-# (prompt, limit): a row may be one token long, longer than a chunk and every window, repetitive, or end in its first step.
+# (prompt, limit): one token, longer than a chunk and every window, ordinary, two repetitive, ending at once.
 RAGGED = (
     ([5], 16),
     ([(7 * i + 3) % VOCAB for i in range(23)], 9),
@@ -23,7 +23,9 @@ RAGGED = (
     ([30, 30, 30, 30], 15),
     ([2, 1], 1),
 )
-REQUESTS = tuple(Request(prompt, max_new_tokens=limit, request_id=f"row{i}") for i, (prompt, limit) in enumerate(RAGGED))
+REQUESTS = tuple(
+    Request(prompt, max_new_tokens=limit, request_id=f"row{i}") for i, (prompt, limit) in enumerate(RAGGED)
+)
 
 
 @cache
@@ -67,7 +69,10 @@ def vary(found: Iterable[Reference]) -> tuple[Reference, ...]:
 
 def scripted(requests: Sequence[Request], truth: Sequence[Reference], right: Callable[[DraftRow], int]) -> Scripted:
     """Drafts as many as it may; the first `right(row)` of them are what the target will choose, the rest is not."""
-    known = {request.request_id: (len(request.prompt_ids), ref.token_ids) for request, ref in zip(requests, truth, strict=True)}
+    known = {
+        request.request_id: (len(request.prompt_ids), ref.token_ids)
+        for request, ref in zip(requests, truth, strict=True)
+    }
 
     def script(row: DraftRow, max_tokens: int) -> list[int]:
         prompt_len, ids = known[row.request_id]
@@ -103,7 +108,9 @@ def drafter(name: str, family: str) -> object:
 DRAFTERS = ("none", "prompt-lookup", "smaller-draft", "noisy-copy", "target-itself", "scripted")
 
 
-def decode(lm: LM, drafts: object, config: EngineConfig, requests: Sequence[Request]) -> tuple[list[Output], list[StepRecord], Engine]:
+def decode(
+    lm: LM, drafts: object, config: EngineConfig, requests: Sequence[Request]
+) -> tuple[list[Output], list[StepRecord], Engine]:
     """Outputs, the record of every step, and the engine."""
     engine = Engine(lm, drafts, config)  # type: ignore[arg-type]
     records: list[StepRecord] = []

@@ -1,7 +1,7 @@
 """The main path. `Engine.step` is one plan, draft, verify, commit round; all else prepares it or reads from it."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from itertools import accumulate
 from pathlib import Path
 
@@ -74,12 +74,14 @@ class Engine:
     def stream(self, requests: Iterable[Request]) -> Iterator[Output]:
         """Decode all requests; each output as its row finishes. Closing the iterator gives up the rest."""
         refused = self.submit(requests)
+        mine = self._scheduler
         try:
             yield from refused
-            while self._scheduler.num_unfinished:
+            while mine.num_unfinished:
                 yield from self.step().finished
         finally:
-            self._give_up()
+            if self._scheduler is mine:  # else all rows of this stream were read, and a newer one runs
+                self._give_up()
 
     def submit(self, requests: Iterable[Request]) -> list[Output]:
         """Queue requests for `step`; returns the outputs of those that cannot be served.
@@ -94,7 +96,8 @@ class Engine:
             try:
                 rows.append(admit(request, name, self.target, self.tokenizer))
             except RequestError as error:
-                refused.append(Output(name, len(request.prompt_ids), (), None, "error", error=str(error)))
+                refused.append(Output(name, _length(request.prompt_ids), (), None, "error", error=str(error)))
+        self._scheduler = SCHEDULERS[self.config.parts.scheduler](self.config)
         self._scheduler.add(rows)
         return refused
 
@@ -223,6 +226,11 @@ def _as_lm(model: LM | HFModel | str | Path, like: LM | None = None) -> LM:
     if isinstance(model, str | Path):
         return load_model(model) if like is None else load_model(model, dtype=like.dtype_name, device=str(like.device))
     return LM(model)
+
+
+def _length(ids: object) -> int:
+    """Of a prompt that may be no sequence at all."""
+    return len(ids) if isinstance(ids, Sized) else 0
 
 
 def _names(requests: list[Request]) -> list[str]:

@@ -30,8 +30,9 @@ def admit(request: Request, request_id: str, lm: LM, tokenizer: Tokenizer | None
                 f"the prompt has {len(prompt)} tokens, the model's context holds {lm.context}, one of them emitted; shorten it"
             )
         limit = min(limit, lm.context - len(prompt))
-    if isinstance(request.stop, str) or any(not isinstance(stop, str) or not stop for stop in request.stop):
-        raise RequestError(f"stop is {request.stop!r}; it must be a tuple of strings, none empty")
+    stops = request.stop
+    if not isinstance(stops, list | tuple) or any(not isinstance(stop, str) or not stop for stop in stops):
+        raise RequestError(f"stop is {stops!r}; it must be a tuple of strings, none empty")
     if request.stop and tokenizer is None:
         raise RequestError("stop strings need a tokenizer; give the engine one")
     end_ids = frozenset(_ids("stop_token_ids", request.stop_token_ids, lm.vocab_size))

@@ -39,9 +39,9 @@ _PROCESSORS = {
 class LM:
     """A Hugging Face causal LM, unchanged: its own attention is swapped only during `forward`.
 
-    vocab_size: rows of the output head (may exceed the tokenizer's entries). context: most positions, None if unbounded.
-    eos_ids: the set from the generation config, of ids that the head has. own_attention: its attention is code of its own
-    that takes no other function. windows: per layer, how many positions a query sees, None for all.
+    vocab_size: rows of the output head (may exceed the tokenizer's entries). context: most positions, None if
+    unbounded. eos_ids: the set from the generation config, of ids that the head has. own_attention: its attention is
+    code of its own that takes no other function. windows: per layer, how many positions a query sees, None for all.
     Raises UnsupportedModelError for models whose state cannot be rolled back by position.
     """
 
@@ -182,8 +182,8 @@ def _windows(model: PreTrainedModel) -> tuple[int | None, ...]:
 def _context(config) -> int | None:
     """Positions a row may take. LongRoPE: those of the short factors.
 
-    Beyond them LongRoPE turns every position of a forward by the longest row of the batch, so that a row would depend on
-    its neighbours; and keys computed before a row crosses that length would not be those computed after it.
+    Beyond them LongRoPE turns all positions of a forward by the longest row of the batch: a row would depend on its
+    neighbours, and its keys on whether they were computed before or after it crossed that length.
     """
     limits = [getattr(config, "max_position_embeddings", None)]
     rope = getattr(config, "rope_parameters", None) or {}

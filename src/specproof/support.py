@@ -12,7 +12,7 @@ from specproof.lm import LM
 
 # Largest difference that is still rounding: root mean square over the vocabulary, in standard deviations of the logits.
 # SmolLM2 on a CPU: 3e-6 in float32, 0.008 in float16, 0.09 in bfloat16; a wrong position or a lost token: 0.5 to 1.
-_TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-2, torch.float16: 0.05, torch.bfloat16: 0.2}
+_TOLERANCE = {torch.float64: 1e-7, torch.float32: 5e-4, torch.float16: 0.05, torch.bfloat16: 0.2}
 
 
 def require_supported(lm: LM, attention: str) -> None:
@@ -44,13 +44,13 @@ def require_supported(lm: LM, attention: str) -> None:
         if not worst <= tolerance:
             raise UnsupportedModelError(
                 f"{refused}, and in a ragged batch ({name} layout) its logits differ from those of the row alone by "
-                f"{worst:.2g} standard deviations ({tolerance:g} is rounding); it derives something from the batch's shape"
+                f"{worst:.2g} standard deviations ({tolerance:g} is rounding); it depends on more than the row itself"
             )
     lm.checked = True
 
 
 def _rows(lm: LM) -> tuple[list[list[int]], list[list[int]]]:
-    """Three rows: prompts of very different length, the longest past small windows, then blocks of 1, 3 and 5 tokens."""
+    """Three rows: prompts of very different length, the longest past small windows; then blocks of 1, 3, 5 tokens."""
     longest = max((window for window in lm.windows if window and window <= 64), default=8) + 9
     prompts = [[(7 * i + 31 * n + 5) % lm.vocab_size for i in range(n)] for n in (2, longest // 2, longest)]
     blocks = [[(11 * i + 17 * n + 3) % lm.vocab_size for i in range(n)] for n in (1, 3, 5)]
@@ -59,7 +59,7 @@ def _rows(lm: LM) -> tuple[list[list[int]], list[list[int]]]:
 
 @torch.inference_mode()
 def _plain(lm: LM, prompts: Sequence[list[int]], blocks: Sequence[list[int]]) -> Tensor:
-    """The model's own way: each row alone, its prompt at once, then one token at a time. -> (tokens of the blocks, V)"""
+    """The model's own way: each row alone, its prompt at once, then one token at a time. -> (tokens of blocks, V)"""
     logits = []
     for prompt, block in zip(prompts, blocks, strict=True):
         _, state = lm.plain_forward(torch.tensor([prompt], device=lm.device))
@@ -76,13 +76,9 @@ def _in_layout(name: str, lm: LM, attention: str, prompts: Sequence[list[int]], 
     halves = [(len(prompt) + 1) // 2 for prompt in prompts]
     for i, prompt in enumerate(prompts):
         layout.admit(str(i), len(prompt))
-    chunks = [[Feed(str(i), 0, prompt[:half]) for i, (prompt, half) in enumerate(zip(prompts, halves, strict=True))]]
-    chunks += [[Feed(str(i), half, prompt[half:]) for i, (prompt, half) in enumerate(zip(prompts, halves, strict=True))]]
-    for feeds in chunks:
-        layout.forward(feeds)
-    return layout.forward(
-        [Feed(str(i), len(prompt), block, 0, len(block)) for i, (prompt, block) in enumerate(zip(prompts, blocks, strict=True))]
-    )
+    layout.forward([Feed(str(i), 0, prompts[i][:half]) for i, half in enumerate(halves)])
+    layout.forward([Feed(str(i), half, prompts[i][half:]) for i, half in enumerate(halves)])
+    return layout.forward([Feed(str(i), len(prompts[i]), block, 0, len(block)) for i, block in enumerate(blocks)])
 
 
 def _difference(ours: Tensor, plain: Tensor) -> float:

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-import torch
 from families import VOCAB
 from helpers import target
 
@@ -24,7 +23,8 @@ def prompt(length: int, seed: int = 0) -> list[int]:
 
 def rows(lengths: Iterable[int], limit: int = 16, **options) -> list[Request]:
     return [
-        Request(prompt(n, seed), max_new_tokens=limit, request_id=f"row{seed}", **options) for seed, n in enumerate(lengths)
+        Request(prompt(n, seed), max_new_tokens=limit, request_id=f"row{seed}", **options)
+        for seed, n in enumerate(lengths)
     ]
 
 
@@ -33,7 +33,7 @@ def config(method: str, **options) -> EngineConfig:
 
 
 def solo(lm: LM, requests: Sequence[Request], decode: Callable[[Sequence[int]], str] | None = None) -> list[Reference]:
-    """Each row alone, one token at a time. The rows must differ from each other, and the longest must vary in itself."""
+    """Each row alone, one token at a time. The rows must differ, and the longest must vary in itself."""
     found = [decode_reference(lm, request, decode) for request in requests]
     longest = max((reference.token_ids for reference in found), key=len)
     assert len(longest) < 6 or len(set(longest)) > 2, f"a reference repeats itself: {longest}"
@@ -93,14 +93,3 @@ def with_eos(lm: LM, eos: Iterable[int]) -> LM:
     other = LM(lm.model)
     other.eos_ids, other.checked = frozenset(eos), lm.checked
     return other
-
-
-def full_window_copy(lm: LM) -> LM:
-    """The same model, its windows switched off in our masks: what an engine that forgets them would compute."""
-    other = LM(lm.model)
-    other.windows, other.checked = (None,) * len(lm.windows), True
-    return other
-
-
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)

@@ -67,7 +67,12 @@ def test_a_rows_drafts_and_acceptance_are_the_same_alone_and_in_a_padded_batch(m
     assert len({output.num_accepted for output in together}) > 1, "all rows accept alike"
     for request, output in zip(requests, together, strict=True):
         (alone,), steps, _ = decode(target("llama"), noisy_copy("llama"), config(method), [request])
-        ours = [(row.drafted, row.num_accepted) for record in records for row in record.rows if row.request_id == request.request_id]
+        ours = [
+            (row.drafted, row.num_accepted)
+            for record in records
+            for row in record.rows
+            if row.request_id == request.request_id
+        ]
         assert ours == [(row.drafted, row.num_accepted) for record in steps for row in record.rows]
         assert alone == output
 
@@ -76,7 +81,9 @@ def test_a_rows_drafts_and_acceptance_are_the_same_alone_and_in_a_padded_batch(m
 def test_rows_that_finish_after_one_five_and_a_hundred_tokens_leave_the_others_alone(method):
     prompts = [prompt(n, seed) for seed, n in enumerate((4, 7, 3, 12, 2, 5))]
     limits = (1, 5, 100, 1, 33, 2)
-    requests = [Request(p, max_new_tokens=n, request_id=f"row{i}") for i, (p, n) in enumerate(zip(prompts, limits, strict=True))]
+    requests = [
+        Request(p, max_new_tokens=n, request_id=f"row{i}") for i, (p, n) in enumerate(zip(prompts, limits, strict=True))
+    ]
     truth = vary(solo(target("llama"), requests))
     drafter = right(lambda row: len(row.token_ids) % 5)
     outputs, _, engine = decode(target("llama"), drafter, config(method, batch_size=2, window=3), requests)
@@ -146,7 +153,10 @@ def test_three_hundred_rows_come_back_each_once_in_their_order(method):
 
 def test_a_drafter_sees_only_rows_that_can_use_a_draft_and_their_true_tokens():
     requests = rows((4, 2, 6), limit=7)
-    truth = {r.request_id: [*r.prompt_ids, *t.token_ids] for r, t in zip(requests, solo(target("llama"), requests), strict=True)}
+    truth = {
+        r.request_id: [*r.prompt_ids, *t.token_ids]
+        for r, t in zip(requests, solo(target("llama"), requests), strict=True)
+    }
     seen = []
 
     def script(row, k):

@@ -1,4 +1,4 @@
-"""Random lives of rows in both KV layouts: whatever came before, a forward sees each row's own tokens and nothing else."""
+"""Random lives of rows in both KV layouts: whatever came before, a forward sees each row's own tokens only."""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +7,14 @@ import torch
 from families import VOCAB, tiny_lm
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from specproof.kv import LAYOUTS
 from specproof.kv.layout import Feed
@@ -132,8 +139,8 @@ class LayoutMachine(RuleBasedStateMachine):
             best = plain.topk(2).values
             margin = float((best[:, 0] - best[:, 1]).min())
             assert worst < 1e-9, (
-                f"{self.layout_name}, {self.family}: {feed.row} fed {tokens[feed.start :]} at {feed.start} has logits off by "
-                f"{worst:.3g} (smallest margin {margin:.3g})"
+                f"{self.layout_name}, {self.family}: {feed.row} fed {tokens[feed.start :]} at {feed.start} has logits "
+                f"off by {worst:.3g} (smallest margin {margin:.3g})"
             )
 
     def _check_aligned(self, feeds) -> None:
@@ -149,7 +156,9 @@ class LayoutMachine(RuleBasedStateMachine):
             assert (kv.index // kv.cells.capacity).tolist() == slots, "a token lies in another row's slot"
             assert len({self.layout.slots.slot(name) for feed in feeds for name in [feed.row]}) == len(feeds)
             return
-        groups = [group for group in ([f for f in feeds if not f.num_logits], [f for f in feeds if f.num_logits]) if group]
+        groups = [
+            group for group in ([f for f in feeds if not f.num_logits], [f for f in feeds if f.num_logits]) if group
+        ]
         for group, (ids, positions, kv) in zip(groups, self.lm.calls, strict=True):
             [block] = kv.plan.blocks
             assert len(set(block.columns[:, 0].tolist())) == 1, "rows do not begin at one column"
@@ -164,7 +173,7 @@ class LayoutMachine(RuleBasedStateMachine):
             assert sorted(given) == sorted(fed)
 
     def _check_memory(self, feeds) -> None:
-        """Slots: 1.25 times the longest ask of a live row. Rectangle: the same of the longest ask and a step's width."""
+        """Slots: 1.25 times the longest ask of a live row. Rectangle: of the longest ask and a step's width."""
         longest = max(row.ask for row in self.rows.values())
         if self.layout_name == "slotted":
             cells = self.layout.slots.cells
@@ -184,7 +193,8 @@ def test_logits_are_those_of_a_rows_own_tokens_whatever_happened_before(layout, 
     seen: set[str] = set()
     machine = type("Machine", (LayoutMachine,), {"layout_name": layout, "family": family, "seen": seen})
     run_state_machine_as_test(
-        machine, settings=settings(max_examples=40, stateful_step_count=20, deadline=None, derandomize=True, database=None)
+        machine,
+        settings=settings(max_examples=80, stateful_step_count=20, deadline=None, derandomize=True, database=None),
     )
     expected = {"rolled back", "released", "device ids", "a row sits out", "ragged", "past the window"}
     expected |= {"chunks and emitting rows in one step"} | ({"realigned"} if layout == "left-padded" else set())

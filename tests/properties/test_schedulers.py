@@ -15,7 +15,7 @@ def sequence(name: str, prompt_len: int) -> Sequence:
 
 
 def apply(schedule: Schedule, emitted: dict[str, int]) -> None:
-    """What the engine does with a schedule: prompt chunks are computed, rows that decode get `emitted` tokens (or 1)."""
+    """What the engine does with a schedule: computes prompt chunks, gives rows that decode `emitted` tokens (or 1)."""
     for row, length in schedule.prefill:
         row.cached_len += length
     for row in schedule.decode:
@@ -31,7 +31,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     seen: set[str]
 
     @initialize(
-        batch_size=st.integers(1, 4), extra=st.integers(0, 4), prefill_chunk=st.integers(1, 12), sort_by_length=st.booleans()
+        batch_size=st.integers(1, 4),
+        extra=st.integers(0, 4),
+        prefill_chunk=st.integers(1, 12),
+        sort_by_length=st.booleans(),
     )
     def start(self, batch_size, extra, prefill_chunk, sort_by_length) -> None:
         self.config = EngineConfig(
@@ -133,13 +136,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         if self.scheduler_name == "continuous":
             assert total <= self.config.prefill_chunk
             self.seen |= {"prefilled beside decoding rows"} if schedule.prefill and schedule.decode else set()
-        self.seen |= {"a prompt in several chunks"} if any(length < row.prefill_left for row, length in schedule.prefill) else set()
+        self.seen |= (
+            {"a prompt in several chunks"}
+            if any(length < row.prefill_left for row, length in schedule.prefill)
+            else set()
+        )
 
     def _check_decode(self, schedule: Schedule) -> None:
         rows = schedule.decode
         assert len(rows) <= self.config.batch_size
         assert len({row.request_id for row in rows}) == len(rows)
-        assert all(row in self.running and row.prefill_left == 0 for row in rows), "a row decodes before its prompt is computed"
+        assert all(row in self.running and row.prefill_left == 0 for row in rows), (
+            "a row decodes before its prompt is computed"
+        )
         ready = [row for row in self.running if not row.prefill_left]
         equal = len({row.seq_len for row in rows}) == 1 and len(rows) > 1
         assert schedule.grouped == (equal and self.scheduler_name == "same-length")
@@ -172,7 +181,8 @@ def test_each_row_is_waiting_running_or_finished_once_and_is_served_in_time(sche
     seen: set[str] = set()
     machine = type("Machine", (SchedulerMachine,), {"scheduler_name": scheduler, "seen": seen})
     run_state_machine_as_test(
-        machine, settings=settings(max_examples=150, stateful_step_count=25, deadline=None, derandomize=True, database=None)
+        machine,
+        settings=settings(max_examples=150, stateful_step_count=25, deadline=None, derandomize=True, database=None),
     )
     assert seen == EXPECTED[scheduler]
 

@@ -50,7 +50,7 @@ def naive(query, keys, values, visible, scale, softcap):
     return out
 
 
-# Rows of the cells, and the columns of their queries: a decode block of uneven rows that skips row 1, then a chunk of row 1.
+# Rows of the cells and their queries' columns: a decode block of uneven rows that skips row 1, then a chunk of row 1.
 ROWS = [(0, [5, 6, 7]), (2, [2]), (3, [8, 9])]
 CHUNK = (1, [3, 4, 5, 6])
 TOKENS = [(row, column) for row, columns in [*ROWS, CHUNK] for column in columns]
@@ -93,7 +93,9 @@ def test_a_ragged_forward_gives_each_token_its_own_attention(states, kind, span,
         for i, (row, column) in enumerate(TOKENS):
             low = 0 if layer_window is None else max(0, column - layer_window + 1)
             expected = naive(query[0, :, i], keys[row], values[row], range(low, column + 1), scale, softcap)
-            assert (out[0, i] - expected).abs().max() < 1e-12, f"token {i}: row {row}, place {column}, window {layer_window}"
+            assert (out[0, i] - expected).abs().max() < 1e-12, (
+                f"token {i}: row {row}, place {column}, window {layer_window}"
+            )
 
 
 @pytest.mark.parametrize("kind", ["sdpa", "eager"])

@@ -48,4 +48,8 @@ def test_every_dtype_and_sign_is_chosen_as_torch_would(dtype, shift):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_the_two_zeros_are_equal(dtype):
-    assert choose(torch.tensor([[-1.0, -0.0, 0.0], [-1.0, 0.0, -0.0], [-2.0, -1.0, -1.0]], dtype=dtype)).tolist() == [1, 1, 1]
+    assert choose(torch.tensor([[-1.0, -0.0, 0.0], [-1.0, 0.0, -0.0], [-2.0, -1.0, -1.0]], dtype=dtype)).tolist() == [
+        1,
+        1,
+        1,
+    ]

@@ -50,7 +50,13 @@ def test_every_name_that_the_options_know_has_its_implementation():
 
 @pytest.mark.parametrize("name", ["method", "layout", "scheduler", "commit", "attention"])
 def test_an_unknown_name_is_refused_and_the_known_ones_are_listed(name):
-    known = {"method": METHODS, "layout": LAYOUTS, "scheduler": SCHEDULERS, "commit": COMMITS, "attention": ATTENTION_NAMES}[name]
+    known = {
+        "method": METHODS,
+        "layout": LAYOUTS,
+        "scheduler": SCHEDULERS,
+        "commit": COMMITS,
+        "attention": ATTENTION_NAMES,
+    }[name]
     with pytest.raises(ConfigError, match=f"{name} is 'none-such'") as caught:
         EngineConfig(**{name: "none-such"})
     assert all(choice in str(caught.value) for choice in known)

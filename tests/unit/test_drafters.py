@@ -43,7 +43,13 @@ def test_prompt_lookup_finds_what_its_definition_says(ids, count, sizes):
 
 def test_prompt_lookup_takes_the_longest_tail_and_its_latest_occurrence():
     ids = (1, 2, 7, 9, 2, 8, 1, 2, 5, 2, 6, 1, 2)
-    rows = [DraftRow("a", ids, 3), DraftRow("b", (1,), 3), DraftRow("c", (4, 4), 3), DraftRow("d", (1, 2, 3), 3), DraftRow("e", ids, 1)]
+    rows = [
+        DraftRow("a", ids, 3),
+        DraftRow("b", (1,), 3),
+        DraftRow("c", (4, 4), 3),
+        DraftRow("d", (1, 2, 3), 3),
+        DraftRow("e", ids, 1),
+    ]
     assert PromptLookup().propose(rows, 3) == [[5, 2, 6], [], [4], [], [5]]
     assert PromptLookup(max_ngram=1).propose(rows[:1], 3) == [[6, 1, 2]]
 
@@ -92,7 +98,7 @@ def greedy(lm, ids: list[int], count: int) -> list[int]:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_after_any_acceptance_the_draft_goes_on_from_committed_tokens_only(layout):
-    """All acceptances of two rows, one after another. Full acceptance leaves the draft one token behind: it feeds two."""
+    """All acceptances of two rows in turn. Full acceptance leaves the draft one token behind: it feeds two."""
     k, lm = 3, tiny_lm("llama", seed=1)
     ledger = Ledger(LAYOUTS[layout](lm, "sdpa"))
     drafter = ModelDrafter(lm, ledger, VOCAB)
@@ -108,9 +114,11 @@ def test_after_any_acceptance_the_draft_goes_on_from_committed_tokens_only(layou
             assert drafts == greedy(lm, ids, k), f"{name}: not the draft's own greedy tokens; {layout}"
             assert ledger.cells[name] == [*ids, *drafts[:-1]], f"{name}: KV of other tokens than the row's; {layout}"
             if name in previous:
-                assert first[name] == (2 if previous[name] == k else 1), f"{name} fed {first[name]} after {previous[name]} of {k}"
+                assert first[name] == (2 if previous[name] == k else 1), (
+                    f"{name} fed {first[name]} after {previous[name]} of {k}"
+                )
             drafted.update(drafts)
-            ids += drafts[:count] + [(drafts[count] + 1) % VOCAB if count < k else 33]  # recovered, or bonus
+            ids += [*drafts[:count], (drafts[count] + 1) % VOCAB if count < k else 33]  # recovered, or bonus
         drafter.commit(dict(zip(rows, accepted, strict=True)))
         previous = dict(zip(rows, accepted, strict=True))
     assert len(drafted) > 5, "the draft repeats itself"
@@ -138,11 +146,15 @@ def test_a_draft_does_not_choose_ids_that_the_target_cannot_choose():
     lm = tiny_lm("llama", seed=1)
     drafter = ModelDrafter(lm, Slotted(lm, "sdpa"), VOCAB)
     free = drafts_of(drafter.propose([DraftRow("a", (9, 8, 7), 3)], 3))[0]
-    banned = drafts_of(drafter.propose([DraftRow("b", (9, 8, 7), 3, banned_ids=(free[0], free[1]), banned_until=4)], 3))[0]
+    banned = drafts_of(
+        drafter.propose([DraftRow("b", (9, 8, 7), 3, banned_ids=(free[0], free[1]), banned_until=4)], 3)
+    )[0]
     assert banned[0] != free[0]
     request = Request((9, 8, 7), max_new_tokens=3, min_new_tokens=1, stop_token_ids=(free[0], free[1]))
     alone = decode_reference(lm, request).token_ids
-    assert tuple(banned[: len(alone)]) == alone, "banned at sequence index 3 only, and drafted as the target would choose"
+    assert tuple(banned[: len(alone)]) == alone, (
+        "banned at sequence index 3 only, and drafted as the target would choose"
+    )
 
 
 @pytest.mark.parametrize("method", ["specproof", "exspec"])
@@ -169,7 +181,8 @@ def test_a_draft_with_a_smaller_or_larger_vocabulary_works(method, size):
     """Ids that the draft does not know come in prompts, in outputs, and as stop ids that it is told not to choose."""
     draft = tiny_lm("llama", seed=1, vocab_size=size)
     requests = [
-        Request(r.prompt_ids, max_new_tokens=r.max_new_tokens, min_new_tokens=1, stop_token_ids=(VOCAB - 1, VOCAB - 2)) for r in REQUESTS
+        Request(r.prompt_ids, max_new_tokens=r.max_new_tokens, min_new_tokens=1, stop_token_ids=(VOCAB - 1, VOCAB - 2))
+        for r in REQUESTS
     ]
     truth = [decode_reference(target("llama"), request) for request in requests]
     assert any(token >= VOCAB - 20 for reference in truth for token in reference.token_ids)

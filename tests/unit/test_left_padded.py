@@ -1,6 +1,7 @@
 """The left-padded layout realigns where rows end apart, in a fixed number of operations, and not otherwise."""
 
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 from families import tiny_lm
@@ -14,13 +15,16 @@ from specproof.kv.layout import Feed
 def moves(monkeypatch) -> Counter:
     """How often the content of cells is moved, by name of the operation."""
     counts: Counter[str] = Counter()
-    for name in ("rearrange", "copy_from"):
 
-        def counted(self, *args, _name=name, _original=getattr(Cells, name)):
-            counts[_name] += 1
-            return _original(self, *args)
+    def count(name: str, original: Callable) -> None:
+        def counted(*args):
+            counts[name] += 1
+            return original(*args)
 
         monkeypatch.setattr(Cells, name, counted)
+
+    count("rearrange", Cells.rearrange)
+    count("copy_from", Cells.copy_from)
     return counts
 
 

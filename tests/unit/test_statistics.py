@@ -9,7 +9,15 @@ from specproof.step import PrefillChunk, RowStep, StepRecord
 
 
 def record(*rows: RowStep, **fields) -> StepRecord:
-    nothing = {"index": 0, "admitted": (), "prefilled": (), "finished": (), "refilled": 0, "grouped": False, "realigned": False}
+    nothing = {
+        "index": 0,
+        "admitted": (),
+        "prefilled": (),
+        "finished": (),
+        "refilled": 0,
+        "grouped": False,
+        "realigned": False,
+    }
     return StepRecord(**{**nothing, "rows": rows, **fields})
 
 
@@ -35,7 +43,15 @@ def test_steps_are_summed_up():
     statistics(record(step(5, 5), step(5, 2), grouped=True))
     statistics(record(step(3, 0), step(0, 0), realigned=True))
     assert statistics == Statistics(
-        steps=3, row_steps=4, emitted=6 + 3 + 1 + 1, drafted=13, accepted=7, prefilled=8, grouped_steps=1, realigned_steps=1, refilled=2
+        steps=3,
+        row_steps=4,
+        emitted=6 + 3 + 1 + 1,
+        drafted=13,
+        accepted=7,
+        prefilled=8,
+        grouped_steps=1,
+        realigned_steps=1,
+        refilled=2,
     )
     assert statistics.acceptance_rate == 7 / 13
     assert statistics.mean_accepted_length == 11 / 4

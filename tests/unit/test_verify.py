@@ -88,7 +88,7 @@ STOPS = st.lists(st.text("ab é\n\ufffd", min_size=1, max_size=3), max_size=3).m
 
 
 @settings(max_examples=500, deadline=None, derandomize=True)
-@example(emitted=[], new=[6, 7], stop=("\ufffd",), least=0, room=5, ignore_eos=False)  # half a character, then all of it
+@example(emitted=[], new=[6, 7], stop=("\ufffd",), least=0, room=5, ignore_eos=False)  # half a character, then all
 @given(
     emitted=st.lists(st.integers(0, 7), max_size=4),
     new=st.lists(st.integers(0, len(PIECES) - 1), min_size=1, max_size=6),
@@ -98,7 +98,7 @@ STOPS = st.lists(st.text("ab é\n\ufffd", min_size=1, max_size=3), max_size=3).m
     ignore_eos=st.booleans(),
 )
 def test_a_block_ends_where_one_token_at_a_time_would(emitted, new, stop, least, room, ignore_eos):
-    """However many tokens a step brings. As in the engine, no end id is chosen before min_new_tokens, no stop was missed."""
+    """However many tokens a step brings. As in the engine, no end id comes before min_new_tokens, no stop is missed."""
     options = {"stop": stop, "min_new_tokens": least, "limit": len(emitted) + room, "ignore_eos": ignore_eos}
     alone = row((), **options)
     for i, token in enumerate([*emitted, *new]):
@@ -118,7 +118,10 @@ def test_a_block_ends_where_one_token_at_a_time_would(emitted, new, stop, least,
 
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(
-    ids=st.lists(st.integers(0, 7), min_size=1, max_size=8), stop=STOPS, least=st.integers(0, 4), last=st.sampled_from([0, EOS])
+    ids=st.lists(st.integers(0, 7), min_size=1, max_size=8),
+    stop=STOPS,
+    least=st.integers(0, 4),
+    last=st.sampled_from([0, EOS]),
 )
 def test_the_visible_text_ends_before_the_stop(ids, stop, least, last):
     ended = row(stop=stop, min_new_tokens=least)
@@ -131,7 +134,9 @@ def test_the_visible_text_ends_before_the_stop(ids, stop, least, last):
     if isinstance(end.stop, str):
         shown = decode(emitted)
         assert shown.startswith(text + end.stop)
-        assert len(text + end.stop) > len(decode(emitted[:least])), "a stop string inside the first min_new_tokens tokens"
+        assert len(text + end.stop) > len(decode(emitted[:least])), (
+            "a stop string inside the first min_new_tokens tokens"
+        )
         assert end.kept > least
     elif end.stop is not None:
         assert text == decode(emitted[:-1])

@@ -56,6 +56,7 @@ class LeftPadded:
     @torch.inference_mode()
     def forward(self, feeds: Sequence[Feed], device_ids: Tensor | None = None) -> Tensor:
         self.realigned = False
+        self._pool.reserve({})  # give back what finished rows held there
         chunks = [feed for feed in feeds if not feed.num_logits]
         emitting = [feed for feed in feeds if feed.num_logits]
         logits = [self._rectangle(group, device_ids) for group in (chunks, emitting) if group]

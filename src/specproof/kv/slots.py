@@ -36,7 +36,7 @@ class Slots:
         """Make room for positions `[0, needs[row])`; give back what no live row needs."""
         for row, need in needs.items():
             self._asks[row] = max(self._asks[row], need)
-        need = max(self._asks.values())
+        need = max(self._asks.values(), default=0)
         cells, live = self.cells, len(self._slot)
         fits = need <= cells.capacity <= need * 1.25
         if fits and live == cells.rows and None not in self._slot.values():

@@ -67,7 +67,8 @@ def _attention_forward(
         raise UnsupportedModelError(f"{name} brings an attention mask of its own, which is not supported")
     layer = getattr(module, "layer_idx", None)
     if not isinstance(layer, int) or not 0 <= layer < len(attention_plan.windows):
-        raise UnsupportedModelError(f"{name} is layer {layer}, but the config counts {len(attention_plan.windows)} layers")
+        counted = len(attention_plan.windows)
+        raise UnsupportedModelError(f"{name} is layer {layer}, but the config counts {counted} layers")
     window = kwargs.get("sliding_window", attention_plan.windows[layer])
     if window != attention_plan.windows[layer]:
         raise UnsupportedModelError(
