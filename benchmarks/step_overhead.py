@@ -65,7 +65,9 @@ class RaggedDrafter(Scripted):
         return [token if i < right else token + 1 for i, token in enumerate(ahead)]
 
 
-def measure(target: LM, method: str, requests: list[Request], drafter: RaggedDrafter) -> tuple[int, float, float, float]:
+def measure(
+    target: LM, method: str, requests: list[Request], drafter: RaggedDrafter
+) -> tuple[int, float, float, float]:
     """(decoding steps, their seconds without drafting, seconds of the target's forwards, mean accepted length)."""
     engine = Engine(target, drafter, EngineConfig(method=method, batch_size=len(requests), num_draft_tokens=K))
     engine.submit(requests)
@@ -141,7 +143,9 @@ def main() -> None:
                     f"mean accepted length {row.mean_accepted_length:.2f}",
                     flush=True,
                 )
-    fits = {method: growth([row for row in rows if row.method == method]) for method in METHODS if len(args.batch_sizes) > 1}
+    fits = {
+        method: growth([row for row in rows if row.method == method]) for method in METHODS if len(args.batch_sizes) > 1
+    }
     if args.json:
         about = {"torch": torch.__version__, "dtype": args.dtype, "threads": args.threads, "repeats": args.repeats}
         print(json.dumps({**about, "rows": [asdict(row) for row in rows], "growth": fits}, indent=2))

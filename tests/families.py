@@ -7,7 +7,14 @@ from specproof.lm import LM
 
 VOCAB = 61
 # Untied heads: a tied random model mostly repeats its last token, and would blind an equality test.
-_SIZE = {"vocab_size": VOCAB, "tie_word_embeddings": False, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 160}
+_SIZE = {
+    "vocab_size": VOCAB,
+    "tie_word_embeddings": False,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 160,
+}
 _GQA = {**_SIZE, "num_key_value_heads": 2, "intermediate_size": 48, "head_dim": 8}
 _WINDOW = {"sliding_window": 7}
 
@@ -17,9 +24,21 @@ FAMILIES: dict[str, dict] = {
     "qwen3": _GQA,
     "glm4": {**_GQA, "partial_rotary_factor": 0.5, "pad_token_id": 0},
     "mistral": {**_GQA, **_WINDOW},
-    "gemma3_text": {**_GQA, **_WINDOW, "layer_types": ["sliding_attention", "full_attention"], "query_pre_attn_scalar": 8},
+    "gemma3_text": {
+        **_GQA,
+        **_WINDOW,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "query_pre_attn_scalar": 8,
+    },
     "opt": {**_SIZE, "ffn_dim": 48, "word_embed_proj_dim": 32},
-    "gpt2": {"vocab_size": VOCAB, "tie_word_embeddings": False, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 160},
+    "gpt2": {
+        "vocab_size": VOCAB,
+        "tie_word_embeddings": False,
+        "n_embd": 32,
+        "n_layer": 2,
+        "n_head": 4,
+        "n_positions": 160,
+    },
     "phi3": {**_GQA, "pad_token_id": 0, **_WINDOW},
     "olmo2": _GQA,
     "smollm3": {**_GQA, "pad_token_id": 0},

@@ -23,11 +23,19 @@ class Method:
 
 METHODS = {
     "specproof": Method(
-        "slotted", "continuous", "per-row", True, "flat ragged forward, nothing padded or moved, free slots refilled at once"
+        "slotted",
+        "continuous",
+        "per-row",
+        True,
+        "flat ragged forward, nothing padded or moved, free slots refilled at once",
     ),
     "target-only": Method("slotted", "continuous", "per-row", False, "no drafts: one token per row and step"),
-    "eqspec": Method("left-padded", "static", "per-row", True, "the paper's EQSPEC: unpad, append, repad after each step"),
-    "exspec": Method("left-padded", "same-length", "per-row", True, "the paper's EXSPEC: batches rows of equal length from a pool"),
+    "eqspec": Method(
+        "left-padded", "static", "per-row", True, "the paper's EQSPEC: unpad, append, repad after each step"
+    ),
+    "exspec": Method(
+        "left-padded", "same-length", "per-row", True, "the paper's EXSPEC: batches rows of equal length from a pool"
+    ),
     "rollback": Method("left-padded", "static", "batch-min", True, "all rows cut to the batch's smallest acceptance"),
 }
 
@@ -71,7 +79,9 @@ class EngineConfig:
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ConfigError(f"{name} is {value!r}; it must be a whole number of at least {least}")
         if self.parts.scheduler == "same-length" and self.window < self.batch_size:
-            raise ConfigError(f"window is {self.window}, smaller than batch_size {self.batch_size}; a batch is taken from the window")
+            raise ConfigError(
+                f"window is {self.window}, smaller than batch_size {self.batch_size}; a batch is taken from the window"
+            )
 
     @property
     def parts(self) -> Method:

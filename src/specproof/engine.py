@@ -58,7 +58,7 @@ class Engine:
         self.drafter = self._as_drafter(drafter, draft_tokenizer)
         self.statistics = Statistics()
         self.observers: list[Observer] = [self.statistics]
-        self._layout = LAYOUTS[parts.layout](self.target, self.config.attention)
+        self.layout = LAYOUTS[parts.layout](self.target, self.config.attention)
         self._commit_rule = COMMITS[parts.commit]
         self._scheduler = SCHEDULERS[parts.scheduler](self.config)
         self._decode = None if self.tokenizer is None else self.tokenizer.decode
@@ -69,7 +69,7 @@ class Engine:
         """Decode all requests; outputs in input order. A row that cannot be served has finish_reason "error"."""
         requests = list(requests)
         outputs = {output.request_id: output for output in self.stream(requests)}
-        return [outputs[name] for name in _names(requests)]
+        return [outputs[name] for name in request_names(requests)]
 
     def stream(self, requests: Iterable[Request]) -> Iterator[Output]:
         """Decode all requests; each output as its row finishes. Closing the iterator gives up the rest."""
@@ -81,7 +81,7 @@ class Engine:
                 yield from self.step().finished
         finally:
             if self._scheduler is mine:  # else all rows of this stream were read, and a newer one runs
-                self._give_up()
+                self.abandon()
 
     def submit(self, requests: Iterable[Request]) -> list[Output]:
         """Queue requests for `step`; returns the outputs of those that cannot be served.
@@ -89,10 +89,12 @@ class Engine:
         Raises RequestError if two requests have one name, ConfigError while others are being decoded.
         """
         if self._scheduler.num_unfinished:
-            raise ConfigError("the engine is decoding already; read or close the running stream first, or make another engine")
+            raise ConfigError(
+                "the engine is decoding already; read or close the running stream first, or make another engine"
+            )
         requests = list(requests)
         rows, refused = [], []
-        for request, name in zip(requests, _names(requests), strict=True):
+        for request, name in zip(requests, request_names(requests), strict=True):
             try:
                 rows.append(admit(request, name, self.target, self.tokenizer))
             except RequestError as error:
@@ -115,7 +117,7 @@ class Engine:
     def _plan(self) -> Schedule:
         schedule = self._scheduler.plan()
         for row in schedule.admitted:
-            self._layout.admit(row.request_id, row.prompt_len)
+            self.layout.admit(row.request_id, row.prompt_len)
             self._running[row.request_id] = row
         return schedule
 
@@ -146,7 +148,7 @@ class Engine:
             known = (row.token_ids[-1], *proposal.on_host.get(row.request_id, ()))
             feeds.append(Feed(row.request_id, row.cached_len, known, count + 1 - len(known), count + 1))
         device_drafts = None if proposal.on_device is None else proposal.on_device.to(self.target.device)
-        logits = self._layout.forward(feeds, device_drafts)
+        logits = self.layout.forward(feeds, device_drafts)
         choices = choose(logits, _bans(rows, counts))
         if device_drafts is None:
             drafts = [list(proposal.on_host.get(row.request_id, ())) for row in rows]
@@ -160,13 +162,18 @@ class Engine:
         for row, length in schedule.prefill:
             prefilled.append(PrefillChunk(row.request_id, row.cached_len, length))
             row.cached_len += length
-        accepted = self._commit_rule([count_accepted(d, c) for d, c in zip(drafts, choices, strict=True)])
+        right = [count_accepted(d, c) for d, c in zip(drafts, choices, strict=True)]
         steps, finished = [], []
-        for row, drafted, chosen, count in zip(schedule.decode, drafts, choices, accepted, strict=True):
+        for row, drafted, chosen, agreed, count in zip(
+            schedule.decode, drafts, choices, right, self._commit_rule(right), strict=True
+        ):
             end = find_end(row, chosen[: count + 1], self._decode)
             if end.kept <= count:  # the row ends inside its drafts: those behind the end were never judged
                 count, drafted = end.kept, drafted[: end.kept]
-            steps.append(RowStep(row.request_id, row.cached_len, tuple(drafted), count, tuple(chosen[: end.kept])))
+            agreed = min(agreed, len(drafted))
+            steps.append(
+                RowStep(row.request_id, row.cached_len, tuple(drafted), agreed, count, tuple(chosen[: end.kept]))
+            )
             row.token_ids += chosen[: end.kept]
             row.cached_len += 1 + count
             row.num_drafted += len(drafted)
@@ -185,7 +192,7 @@ class Engine:
             finished=tuple(finished),
             refilled=schedule.refilled,
             grouped=schedule.grouped,
-            realigned=self._layout.realigned,
+            realigned=self.layout.realigned,
         )
         self._num_steps += 1
         return record
@@ -193,21 +200,23 @@ class Engine:
     def _finish(self, row: Sequence, end: End) -> Output:
         assert end.reason is not None
         text = None if self._decode is None else visible_text(row, end, self._decode)
-        self._layout.release(row.request_id)
+        self.layout.release(row.request_id)
         self._scheduler.finish(row)
         del self._running[row.request_id]
         return row.output(text, end.reason, end.stop)
 
-    def _give_up(self) -> None:
+    def abandon(self) -> None:
         """Forget rows that are not finished, so that the engine can be used again after an error or a closed stream."""
         for name in self._running:
-            self._layout.release(name)
+            self.layout.release(name)
             if isinstance(self.drafter, StatefulDrafter):
                 self.drafter.release(name)
         self._running = {}
         self._scheduler = SCHEDULERS[self.config.parts.scheduler](self.config)
 
-    def _as_drafter(self, drafter: Drafter | LM | HFModel | str | Path | None, tokenizer: Tokenizer | None) -> Drafter | None:
+    def _as_drafter(
+        self, drafter: Drafter | LM | HFModel | str | Path | None, tokenizer: Tokenizer | None
+    ) -> Drafter | None:
         if drafter is None or hasattr(drafter, "propose"):
             return drafter  # type: ignore[return-value]
         if isinstance(drafter, str | Path):
@@ -233,7 +242,8 @@ def _length(ids: object) -> int:
     return len(ids) if isinstance(ids, Sized) else 0
 
 
-def _names(requests: list[Request]) -> list[str]:
+def request_names(requests: list[Request]) -> list[str]:
+    """Each request's name, its index where it has none. Raises RequestError if two have one name."""
     names = [str(i) if request.request_id is None else request.request_id for i, request in enumerate(requests)]
     if len(set(names)) < len(names):
         twice = next(name for name, count in Counter(names).items() if count > 1)

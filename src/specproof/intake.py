@@ -27,7 +27,8 @@ def admit(request: Request, request_id: str, lm: LM, tokenizer: Tokenizer | None
     if lm.context is not None:
         if len(prompt) >= lm.context:
             raise RequestError(
-                f"the prompt has {len(prompt)} tokens, the model's context holds {lm.context}, one of them emitted; shorten it"
+                f"the prompt has {len(prompt)} tokens, the model's context holds {lm.context}, one of them emitted; "
+                "shorten it"
             )
         limit = min(limit, lm.context - len(prompt))
     stops = request.stop
@@ -60,5 +61,7 @@ def _ids(name: str, ids: Iterable[int], vocab_size: int) -> list[int]:
 def _bos(lm: LM, tokenizer: Tokenizer | None) -> list[int]:
     bos = lm.bos_id if tokenizer is None else tokenizer.bos_id
     if bos is None:
-        raise RequestError("the prompt is empty and the tokenizer has no BOS token to start from; give at least one token")
+        raise RequestError(
+            "the prompt is empty and the tokenizer has no BOS token to start from; give at least one token"
+        )
     return [bos]

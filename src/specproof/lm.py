@@ -23,8 +23,8 @@ DTYPES = ("float32", "bfloat16", "float16", "float64", "auto")
 # Model types whose every method is tested against the reference. Any other decoder is tried when an engine is made.
 KNOWN_FAMILIES = frozenset(
     {
-        "gemma3", "gemma3_text", "glm4", "gpt2", "gpt_neox", "llama", "mistral", "olmo2", "opt", "phi3", "qwen2", "qwen3",
-        "smollm3",
+        "gemma3", "gemma3_text", "glm4", "gpt2", "gpt_neox", "llama", "mistral", "olmo2", "opt", "phi3", "qwen2",
+        "qwen3", "smollm3",
     }
 )  # fmt: skip
 
@@ -55,7 +55,7 @@ class LM:
         self.context = _context(config)
         self.bos_id: int | None = getattr(config, "bos_token_id", None)
         self.eos_ids = frozenset(token for token in _eos_ids(model) if 0 <= token < self.vocab_size)
-        self.windows = _windows(model)
+        self.windows = layer_windows(model)
         self.checked = self.family in KNOWN_FAMILIES
         self.own_attention = not getattr(model, "_supports_attention_backend", False)
         parameters = inspect.signature(model.forward).parameters
@@ -159,10 +159,12 @@ def _refuse(model: PreTrainedModel) -> None:
     if model.get_output_embeddings() is None:
         raise UnsupportedModelError(f"{name} has no language-model head; load it as a causal LM")
     if not any(p.kind is p.VAR_KEYWORD for p in inspect.signature(model.forward).parameters.values()):
-        raise UnsupportedModelError(f"{name}.forward takes no keyword arguments for its attention; its layers cannot be reached")
+        raise UnsupportedModelError(
+            f"{name}.forward takes no keyword arguments for its attention; its layers cannot be reached"
+        )
 
 
-def _windows(model: PreTrainedModel) -> tuple[int | None, ...]:
+def layer_windows(model: PreTrainedModel) -> tuple[int | None, ...]:
     """Each layer's window, from the cache that Transformers itself would make for this model."""
     config = model.config.get_text_config(decoder=True)
     if "chunked_attention" in (getattr(config, "layer_types", None) or ()):

@@ -25,7 +25,10 @@ class Reference:
 
 @torch.inference_mode()
 def decode_reference(lm: LM, request: Request, decode: Callable[[Sequence[int]], str] | None = None) -> Reference:
-    """Greedy target-only decoding of one valid request with a non-empty prompt. decode: needed for text and stop strings."""
+    """Greedy target-only decoding of one valid request with a non-empty prompt.
+
+    decode: needed for text and stop strings.
+    """
     prompt = list(request.prompt_ids)
     limit = request.max_new_tokens if lm.context is None else min(request.max_new_tokens, lm.context - len(prompt))
     ends = set(request.stop_token_ids) if request.ignore_eos else set(request.stop_token_ids) | lm.eos_ids

@@ -13,7 +13,8 @@ class Statistics:
     """Counts since the engine was made.
 
     row_steps: (row, step) pairs that emitted. emitted: tokens, the target's own included. drafted, accepted: draft
-    tokens proposed / kept. grouped_steps, realigned_steps: see StepRecord. refilled: rows that took a freed place.
+    tokens judged / kept; right: those that the target would have chosen (the rollback rule keeps fewer).
+    grouped_steps, realigned_steps: see StepRecord. refilled: rows that took a freed place.
     """
 
     steps: int = 0
@@ -25,6 +26,7 @@ class Statistics:
     grouped_steps: int = 0
     realigned_steps: int = 0
     refilled: int = 0
+    right: int = 0
     finished: int = 0
 
     def __call__(self, record: StepRecord) -> None:
@@ -32,6 +34,7 @@ class Statistics:
         self.row_steps += len(record.rows)
         self.emitted += sum(len(row.emitted) for row in record.rows)
         self.accepted += sum(row.num_accepted for row in record.rows)
+        self.right += sum(row.num_right for row in record.rows)
         self.prefilled += sum(chunk.length for chunk in record.prefilled)
         self.grouped_steps += record.grouped
         self.realigned_steps += record.realigned
@@ -39,9 +42,9 @@ class Statistics:
         self.finished += len(record.finished)
         before = self.drafted
         self.drafted += sum(len(row.drafted) for row in record.rows)
-        if not self.accepted and before < ZERO_ACCEPTANCE_DRAFTS <= self.drafted:
+        if not self.right and before < ZERO_ACCEPTANCE_DRAFTS <= self.drafted:
             warnings.warn(
-                f"none of {self.drafted} draft tokens was accepted: the drafter only costs time; "
+                f"none of {self.drafted} draft tokens was right: the drafter only costs time; "
                 "check that it belongs to this target, or decode without one",
                 stacklevel=2,
             )

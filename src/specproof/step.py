@@ -10,13 +10,15 @@ class RowStep:
     """One row's share of a step.
 
     start: `cached_len` before the step; the pending token was fed at this position.
-    drafted: the proposed ids, in order, without those behind the row's end. num_accepted: how many were kept (after the commit rule).
+    num_right: how many drafts the target would have chosen, whatever the commit rule kept of them.
+    drafted: the proposed ids, in order, without those behind the row's end. num_accepted: how many were kept.
     emitted: the ids added to the row: the kept drafts, then the target's own token; shorter where the row ended inside.
     """
 
     request_id: str
     start: int
     drafted: tuple[int, ...]
+    num_right: int
     num_accepted: int
     emitted: tuple[int, ...]
 

@@ -112,4 +112,4 @@ def test_the_draft_model_is_told_of_the_end_of_every_row():
     engine.generate(rows((3, 9, 1, 4, 5), limit=6))
     drafter = engine.drafter
     assert not drafter._cached  # type: ignore[union-attr]
-    assert drafter._layout.nbytes == 0  # type: ignore[union-attr]
+    assert drafter.layout.nbytes == 0  # type: ignore[union-attr]

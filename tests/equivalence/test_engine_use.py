@@ -23,7 +23,7 @@ def truth() -> tuple[Reference, ...]:
 def usable(engine: Engine, where: object) -> None:
     """The engine decodes REQUESTS as if nothing had happened, and holds no memory afterwards."""
     assert_equal(engine.generate(REQUESTS), truth(), where)
-    assert engine._layout.nbytes == 0
+    assert engine.layout.nbytes == 0
 
 
 class Failing:

@@ -113,7 +113,7 @@ def test_a_freed_slot_shows_nothing_of_the_row_that_had_it(method):
     engine = Engine(target("llama"), noisy_copy("llama"), config(method, batch_size=1, window=1))
     for run in range(2):
         assert_equal(engine.generate(requests), truth, (method, f"run {run}"))
-    assert engine._layout.nbytes == engine.drafter._layout.nbytes == 0  # type: ignore[union-attr]
+    assert engine.layout.nbytes == engine.drafter.layout.nbytes == 0  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("method", SPECULATIVE)

@@ -276,6 +276,20 @@ def test_a_stop_in_the_protected_first_tokens_is_passed_over_and_a_later_one_end
         assert (reference.stop == "##" and len(reference.token_ids) == 5) == (least <= 4)
 
 
+def test_a_stop_that_begins_in_the_protected_tokens_and_ends_behind_them_counts():
+    text = TOY.decode(free_run(tuple(prompt(6))))
+    stop = text[9:13]  # begins in token 4, ends in token 6
+    assert text.index(stop) == 9
+    for least in range(4, 9):
+        request = Request(prompt(6), 40, stop=(stop,), min_new_tokens=least, request_id="row0")
+        reference = solo(target("llama"), [request], TOY.decode)[0]
+        assert (reference.stop == stop and len(reference.token_ids) == 7) == (least <= 6)
+        outputs, records = run(target("llama"), [request], tokenizer=TOY)
+        assert_equal(outputs, [reference], f"min_new_tokens {least}")
+        assert outputs[0].text == reference.text
+        assert_nothing_behind(outputs, records)
+
+
 def test_a_stop_string_of_the_embedded_model_ends_its_row_in_text_ids_and_counts(smollm2_folder):
     engine = Engine(smollm2_folder, PromptLookup(), config("specproof", num_draft_tokens=K))
     assert engine.tokenizer is not None

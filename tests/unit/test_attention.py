@@ -133,4 +133,4 @@ def test_masks_are_built_once_for_all_layers(states):
     one = plan("sdpa", 3, True)
     for layer in (0, 1, 0, 1):
         one.attend(layer, query, keys, values, None, None)
-    assert len(one._masks) == 4  # two blocks, with and without a window
+    assert len(one.masks) == 4  # two blocks, with and without a window

@@ -97,20 +97,22 @@ def test_memory_is_given_back_when_all_rows_have_finished_or_the_stream_is_close
     reference = [decode_reference(lm, request).token_ids for request in requests]
     assert len({token for ids in reference for token in ids}) > 10
     engine.generate(requests)
-    assert engine._layout.nbytes == 0
+    assert engine.layout.nbytes == 0
     stream = engine.stream(requests)
     next(stream)
     with pytest.raises(ConfigError, match="decoding already"):
         engine.submit(requests)
     stream.close()
-    assert engine._layout.nbytes == 0
+    assert engine.layout.nbytes == 0
     assert [output.token_ids for output in engine.generate(requests)] == reference
 
 
 def test_a_target_that_drafts_for_itself_is_accepted_always_even_where_rows_end_inside_a_block():
     lm = tiny_lm("llama")
     requests = some_requests(8, limit=30)
-    ends = {decode_reference(lm, request).token_ids[at] for request, at in zip(requests, (3, 6, 9, 12) * 2, strict=True)}
+    ends = {
+        decode_reference(lm, request).token_ids[at] for request, at in zip(requests, (3, 6, 9, 12) * 2, strict=True)
+    }
     requests = [Request(r.prompt_ids, r.max_new_tokens, stop_token_ids=tuple(ends)) for r in requests]
     engine = Engine(lm, lm, EngineConfig(batch_size=3, num_draft_tokens=5))
     outputs = engine.generate(requests)

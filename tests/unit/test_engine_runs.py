@@ -17,10 +17,10 @@ def engine(request) -> Engine:
 def test_a_closed_stream_gives_its_memory_back_and_the_engine_can_be_used_again(engine):
     stream = engine.stream(REQUESTS)
     next(stream)
-    assert engine._layout.nbytes > 0
+    assert engine.layout.nbytes > 0
     stream.close()
-    assert engine._layout.nbytes == 0
-    assert engine.drafter._layout.nbytes == 0
+    assert engine.layout.nbytes == 0
+    assert engine.drafter.layout.nbytes == 0
     assert_equal(engine.generate(REQUESTS), references("llama"), engine.config)
 
 

@@ -15,8 +15,8 @@ from specproof.jobs.results import (
     FileResults,
     discard_results,
     has_results,
-    only_writer,
     journal_path,
+    only_writer,
 )
 from specproof.jobs.row import InputRow
 from specproof.jobs.sidecar import append_to_sidecar, begin_sidecar, check_identity, sidecar_path

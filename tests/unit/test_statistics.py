@@ -22,7 +22,7 @@ def record(*rows: RowStep, **fields) -> StepRecord:
 
 
 def step(drafted: int, accepted: int) -> RowStep:
-    return RowStep("row", 0, (7,) * drafted, accepted, (7,) * (accepted + 1))
+    return RowStep("row", 0, (7,) * drafted, accepted, accepted, (7,) * (accepted + 1))
 
 
 def test_rates_are_none_where_their_denominator_is_zero():
@@ -63,7 +63,7 @@ def test_many_drafts_without_one_acceptance_warn_once():
         warnings.simplefilter("error")
         for _ in range(ZERO_ACCEPTANCE_DRAFTS // 10 - 1):
             statistics(record(step(5, 0), step(5, 0)))
-    with pytest.warns(UserWarning, match=f"none of {ZERO_ACCEPTANCE_DRAFTS} draft tokens was accepted"):
+    with pytest.warns(UserWarning, match=f"none of {ZERO_ACCEPTANCE_DRAFTS} draft tokens was right"):
         statistics(record(step(5, 0), step(5, 0)))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -15,7 +15,10 @@ SOME_ROWS_FAILED, BAD_INPUT, INTERRUPTED, PIPE_CLOSED = 1, 2, 130, 141
 
 @contextmanager
 def clear_exits() -> Iterator[None]:
-    """End in one line on stderr, not in a traceback, where the cause lies outside of this program. Warnings are a line too."""
+    """End in one line on stderr, not in a traceback, where the cause lies outside of this program.
+
+    Warnings are a line too.
+    """
     warnings.showwarning = lambda message, *_: typer.echo(f"specproof: warning: {message}", err=True)
     try:
         yield

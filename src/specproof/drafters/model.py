@@ -22,7 +22,7 @@ class ModelDrafter:
 
     def __init__(self, lm: LM, layout: Layout, vocab_size: int, prefill_chunk: int = 256) -> None:
         self.lm = lm
-        self._layout = layout
+        self.layout = layout
         self._vocab_size = min(vocab_size, lm.vocab_size)
         self._prefill_chunk = prefill_chunk
         self._cached: dict[str, int] = {}  # request_id -> cached_len
@@ -43,7 +43,7 @@ class ModelDrafter:
                 if len(still) < len(active):
                     active, token = [active[n] for n in still], token[still]
                 feeds = [Feed(rows[i].request_id, len(rows[i].token_ids) + j - 1, (), 1, 1) for i in active]
-            logits = self._layout.forward(feeds, token)
+            logits = self.layout.forward(feeds, token)
             token = choose(logits[:, : self._vocab_size], _bans([rows[i] for i in active], j, self._vocab_size))
             ids[active, j] = token
         for i in drafting:
@@ -58,7 +58,7 @@ class ModelDrafter:
 
     def release(self, request_id: str) -> None:
         if request_id in self._cached:
-            self._layout.release(request_id)
+            self.layout.release(request_id)
             for table in (self._cached, self._base, self._fed):
                 table.pop(request_id, None)
 
@@ -76,10 +76,10 @@ class ModelDrafter:
         return Feed(row.request_id, start, row.token_ids[start:], 0, 1)
 
     def _catch_up(self, rows: Sequence[DraftRow]) -> None:
-        """Compute all but the last two known tokens of rows that are further behind, in chunks."""
+        """Compute all but the last known token of rows that lack more than two, in chunks."""
         for row in rows:
             if row.request_id not in self._cached:
-                self._layout.admit(row.request_id, len(row.token_ids))
+                self.layout.admit(row.request_id, len(row.token_ids))
                 self._cached[row.request_id] = 0
         while behind := [row for row in rows if len(row.token_ids) - self._cached[row.request_id] > 2]:
             share = max(1, self._prefill_chunk // len(behind))
@@ -89,7 +89,7 @@ class ModelDrafter:
                 end = min(start + share, len(row.token_ids) - 1)
                 feeds.append(Feed(row.request_id, start, row.token_ids[start:end]))
                 self._cached[row.request_id] = end
-            self._layout.forward(feeds)
+            self.layout.forward(feeds)
 
 
 def _bans(rows: Sequence[DraftRow], ahead: int, vocab_size: int) -> list[Ban]:

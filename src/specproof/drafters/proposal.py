@@ -14,9 +14,10 @@ from specproof.errors import DrafterError
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Drafts by request_id. on_host: the ids, empty for rows whose ids are on the device. counts: how many each row has.
+    """Drafts by request_id. counts: how many each row has.
 
-    on_device: the device ids of all rows, one row after another in the order of `counts`; None if all are on the host.
+    on_host: the ids, empty for rows whose ids are on the device. on_device: the device ids of all rows, one row after
+    another in the order of `counts`; None if all are on the host.
     """
 
     on_host: dict[str, Sequence[int]]
@@ -33,7 +34,9 @@ def check_proposal(
     """Cut each row's drafts to what it can use. Raises DrafterError, naming the row, for anything that is no draft."""
     if isinstance(proposed, DeviceDrafts):
         if len(proposed.counts) != len(rows):
-            raise DrafterError(f"the drafter answered {len(proposed.counts)} rows of {len(rows)}; one answer a row is needed")
+            raise DrafterError(
+                f"the drafter answered {len(proposed.counts)} rows of {len(rows)}; one answer a row is needed"
+            )
         counts = proposed.counts
         width = proposed.ids.shape[1]
         index = [i * width + j for i, count in enumerate(counts) for j in range(count)]
@@ -52,7 +55,7 @@ def check_proposal(
         for token in ids:
             if not hasattr(token, "__index__") or not 0 <= token < vocab_size:
                 raise DrafterError(
-                    f"row {row.request_id}: draft {token!r} is not an id of the target's vocabulary (0 to {vocab_size - 1})"
+                    f"row {row.request_id}: draft {token!r} is no id of the target's vocabulary (0 to {vocab_size - 1})"
                 )
         drafts[row.request_id] = [as_int(token) for token in ids[: row.max_tokens]]
     return Proposal(drafts, {request_id: len(ids) for request_id, ids in drafts.items()})

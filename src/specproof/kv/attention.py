@@ -50,7 +50,7 @@ class AttentionPlan:
     order: Tensor | None
     windows: tuple[int | None, ...]
     kind: str  # "sdpa" or "eager"
-    _masks: dict[tuple, Tensor] = field(default_factory=dict)
+    masks: dict[tuple, Tensor] = field(default_factory=dict)
 
     def attend(
         self, layer: int, query: Tensor, keys: Tensor, values: Tensor, scale: float | None, softcap: float | None
@@ -65,7 +65,14 @@ class AttentionPlan:
         return result.view(b, n, heads, -1).contiguous()  # some models take a view of it
 
     def _block(
-        self, number: int, layer: int, tokens: Tensor, keys: Tensor, values: Tensor, scale: float | None, softcap: float | None
+        self,
+        number: int,
+        layer: int,
+        tokens: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        scale: float | None,
+        softcap: float | None,
     ) -> Tensor:
         block = self.blocks[number]
         device = tokens.device
@@ -77,7 +84,9 @@ class AttentionPlan:
         if block.queries is not None:
             tokens = tokens.index_select(1, block.queries.to(device, non_blocking=True))
         # The query heads of one KV head are folded into the query length, so that K and V are never copied per head.
-        folded = tokens.view(kv_heads, groups, count, m, -1).permute(2, 0, 1, 3, 4).reshape(count, kv_heads, groups * m, -1)
+        folded = (
+            tokens.view(kv_heads, groups, count, m, -1).permute(2, 0, 1, 3, 4).reshape(count, kv_heads, groups * m, -1)
+        )
         mask = self._mask(number, self.windows[layer], groups, folded.dtype, device)
         if self.kind == "eager" or softcap is not None:
             out = _eager(folded, keys, values, mask, scale, softcap)
@@ -88,12 +97,14 @@ class AttentionPlan:
 
     def _mask(self, number: int, window: int | None, groups: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         key = (number, window, groups, dtype, device)
-        if key not in self._masks:
-            self._masks[key] = self.blocks[number].mask(window, dtype).repeat(1, 1, groups, 1).to(device)
-        return self._masks[key]
+        if key not in self.masks:
+            self.masks[key] = self.blocks[number].mask(window, dtype).repeat(1, 1, groups, 1).to(device)
+        return self.masks[key]
 
 
-def _eager(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float | None, softcap: float | None) -> Tensor:
+def _eager(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float | None, softcap: float | None
+) -> Tensor:
     scores = query @ keys.transpose(2, 3) * (query.shape[-1] ** -0.5 if scale is None else scale)
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap

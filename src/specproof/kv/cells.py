@@ -3,11 +3,14 @@
 import torch
 from torch import Tensor
 
+from specproof.kv.ledger import Ledger
+
 
 class Cells:
     """`rows` x `capacity` cells per layer. The cell at place p of row r has the flat index r * capacity + p.
 
     Layers are allocated when first written, on the device and with the heads and dtype of what is written.
+    ledger: None, or who wrote each cell; it takes part in every move.
     """
 
     def __init__(self) -> None:
@@ -15,6 +18,7 @@ class Cells:
         self.capacity = 0
         self.keys: dict[int, Tensor] = {}  # layer -> (H, rows * capacity, D)
         self.values: dict[int, Tensor] = {}
+        self.ledger: Ledger | None = None
 
     def write(self, layer: int, index: Tensor, keys: Tensor, values: Tensor) -> None:
         """index: (N,) long, flat cells. keys, values: (H, N, D)."""
@@ -31,23 +35,32 @@ class Cells:
         return keys.unflatten(1, shape).transpose(0, 1), values.unflatten(1, shape).transpose(0, 1)
 
     def rearrange(self, source: Tensor, rows: int, capacity: int) -> None:
-        """Take new shape: new cell i holds what cell `source[i]` held. One operation per tensor. source: (rows * capacity,)."""
+        """Take new shape: new cell i holds what cell `source[i]` held. One operation per tensor.
+
+        source: (rows * capacity,) long.
+        """
         self.rows, self.capacity = rows, capacity
         for tensors in (self.keys, self.values):
             for layer, tensor in tensors.items():
                 tensors[layer] = tensor.index_select(1, source.to(tensor.device, non_blocking=True))
+        if self.ledger is not None:
+            self.ledger.rearrange(source)
 
     def reshape(self, rows: int, capacity: int) -> None:
         """Take new shape, forgetting all content."""
         self.rows, self.capacity = rows, capacity
         self.keys.clear()
         self.values.clear()
+        if self.ledger is not None:
+            self.ledger.clear(rows * capacity)
 
     def copy_from(self, other: "Cells", source: Tensor, index: Tensor) -> None:
         """Copy the cells `source` of another memory into the cells `index` of this one, in all layers."""
         for layer, keys in other.keys.items():
             at = source.to(keys.device, non_blocking=True)
             self.write(layer, index, keys.index_select(1, at), other.values[layer].index_select(1, at))
+        if self.ledger is not None and other.ledger is not None:
+            self.ledger.copy_from(other.ledger, source, index)
 
     @property
     def nbytes(self) -> int:
@@ -57,4 +70,6 @@ class Cells:
     def _allocate(self, layer: int, keys: Tensor, values: Tensor) -> None:
         size = self.rows * self.capacity
         self.keys[layer] = torch.zeros(keys.shape[0], size, keys.shape[2], dtype=keys.dtype, device=keys.device)
-        self.values[layer] = torch.zeros(values.shape[0], size, values.shape[2], dtype=values.dtype, device=values.device)
+        self.values[layer] = torch.zeros(
+            values.shape[0], size, values.shape[2], dtype=values.dtype, device=values.device
+        )

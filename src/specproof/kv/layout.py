@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specproof.kv.cells import Cells
+
 if TYPE_CHECKING:
     from specproof.lm import LM
 
@@ -59,6 +61,11 @@ class Layout(Protocol):
 
         Returns logits (sum of num_logits, V), in feed order. KV at and after a feed's start is replaced.
         """
+        ...
+
+    @property
+    def memories(self) -> tuple[Cells, ...]:
+        """All KV memory it holds."""
         ...
 
     @property

@@ -50,8 +50,17 @@ class LeftPadded:
             self._pads = {}
 
     @property
+    def memories(self) -> tuple[Cells, ...]:
+        return self._cells, self._pool.cells
+
+    @property
     def nbytes(self) -> int:
-        return self._cells.nbytes + self._pool.cells.nbytes
+        return sum(cells.nbytes for cells in self.memories)
+
+    @property
+    def rows(self) -> tuple[str, ...]:
+        """The rows of the rectangle, from its first to its last."""
+        return tuple(self._pads)
 
     @torch.inference_mode()
     def forward(self, feeds: Sequence[Feed], device_ids: Tensor | None = None) -> Tensor:
@@ -105,8 +114,12 @@ class LeftPadded:
         end = max(pads[row] + start for row, start in starts.items())
         if same_rows and pads == self._pads and end + width <= self._cells.capacity:
             return end
-        self.realigned |= pads != self._pads if same_rows else len({start for start in starts.values() if start}) > 1
-        self._move(pads, [row for row, start in starts.items() if start], int((end + width) * 1.125))
+        filled = [row for row, start in starts.items() if start]
+        if all(row in self._pads for row in filled):
+            self.realigned |= len({pads[row] - self._pads[row] for row in filled}) > 1
+        else:
+            self.realigned |= len({starts[row] for row in filled}) > 1
+        self._move(pads, filled, int((end + width) * 1.125))
         self._pads = pads
         return end
 

@@ -5,11 +5,14 @@ import torch
 
 from specproof.kv.cells import Cells
 
+SLACK = 1.25
+
 
 class Slots:
-    """Cells whose row i is the slot of one live row, at most 1.25 times as long as the longest live row asks.
+    """Cells whose rows are slots: at most SLACK times as many as live rows, and as long as the longest of them asks.
 
-    A slot is taken in `admit` and given up in `release`. Memory changes shape only in `reserve`, before a forward.
+    A slot is taken in `admit` and given up in `release`. Memory changes shape only in `reserve`, before a forward: each
+    change copies all of it, so it does not follow every token and every row that finishes.
     """
 
     def __init__(self) -> None:
@@ -38,10 +41,10 @@ class Slots:
             self._asks[row] = max(self._asks[row], need)
         need = max(self._asks.values(), default=0)
         cells, live = self.cells, len(self._slot)
-        fits = need <= cells.capacity <= need * 1.25
-        if fits and live == cells.rows and None not in self._slot.values():
+        fits = need <= cells.capacity <= need * SLACK
+        if fits and cells.rows <= live * SLACK and None not in self._slot.values():
             return
-        capacity = cells.capacity if fits else int(need * 1.25)
+        capacity = cells.capacity if fits else int(need * SLACK)
         placed = sorted((slot, row) for row, slot in self._slot.items() if slot is not None)
         order = [row for _, row in placed] + [row for row, slot in self._slot.items() if slot is None]
         if cells.rows == 0:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from specproof.kv.attention import AttentionPlan, Block
+from specproof.kv.cells import Cells
 from specproof.kv.layout import Feed, to_device
 from specproof.kv.slots import Slots
 from specproof.kv.transformers_cache import StepCache
@@ -40,8 +41,12 @@ class Slotted:
         self.slots.release(row)
 
     @property
+    def memories(self) -> tuple[Cells, ...]:
+        return (self.slots.cells,)
+
+    @property
     def nbytes(self) -> int:
-        return self.slots.cells.nbytes
+        return sum(cells.nbytes for cells in self.memories)
 
     @torch.inference_mode()
     def forward(self, feeds: Sequence[Feed], device_ids: Tensor | None = None) -> Tensor:
@@ -94,7 +99,7 @@ def _last(ends: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def _groups(feeds: Sequence[Feed]) -> list[np.ndarray]:
-    """Feeds attended together: all that emit in one group, each chunk of a prompt alone (their lengths differ widely)."""
+    """Feeds attended together: all that emit in one group, each chunk of a prompt alone (lengths differ widely)."""
     decode = np.array([i for i, feed in enumerate(feeds) if feed.num_logits], dtype=int)
     chunks = [np.array([i]) for i, feed in enumerate(feeds) if not feed.num_logits]
     return [decode, *chunks] if len(decode) else chunks
@@ -112,7 +117,14 @@ def _block(slots: np.ndarray, lengths: np.ndarray, starts: np.ndarray, offsets: 
     queries[at] = offsets[:, None] + within
     columns[at] = starts[:, None] + within
     length = int((starts + lengths).max())
-    return {"rows": rows, "span": slice(low, high) if spans else None, "at": at, "queries": queries, "columns": columns, "length": length}
+    return {
+        "rows": rows,
+        "span": slice(low, high) if spans else None,
+        "at": at,
+        "queries": queries,
+        "columns": columns,
+        "length": length,
+    }
 
 
 def _order(groups: list[np.ndarray], blocks: list[dict], lengths: np.ndarray, row_of: np.ndarray) -> np.ndarray:

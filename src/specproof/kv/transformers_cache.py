@@ -30,7 +30,9 @@ class StepCache(Cache):
         self.index = index
         self.plan = plan
 
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs
+    ) -> tuple[Tensor, Tensor]:
         self.cells.write(layer_idx, self.index, _by_head(key_states), _by_head(value_states))
         return self.cells.view(layer_idx)
 

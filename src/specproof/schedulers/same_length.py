@@ -13,7 +13,8 @@ class SameLength:
 
     A group may be smaller than the batch, down to half of it; else the rows with the nearest lengths are taken, and
     their KV is realigned. A row that has waited `patience` steps leads the next batch whatever its length, so that a
-    ready row waits at most `patience` + pool size steps. Finished rows leave the pool at once and the next row enters.
+    ready row waits at most `patience` + pool size decoding steps. Finished rows leave the pool at once, and the next
+    row enters.
     """
 
     def __init__(self, config: EngineConfig) -> None:

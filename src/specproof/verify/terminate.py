@@ -12,7 +12,10 @@ Decode = Callable[[Ids[int]], str]
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The row keeps the first `kept` of the new tokens. reason None: it goes on. stop: the id or string that matched."""
+    """The row keeps the first `kept` of the new tokens.
+
+    reason None: it goes on. stop: the id or string that matched.
+    """
 
     kept: int
     reason: FinishReason | None = None
@@ -69,5 +72,7 @@ def _protected(row: Sequence, emitted: Ids[int], decode: Decode) -> int:
 
 def _first(text: str, stops: Iterable[str], protected: int) -> tuple[int, str] | None:
     """(offset, stop) of the earliest stop string that ends behind `protected` characters; the longest on a tie."""
-    found = [(at, -len(stop), stop) for stop in stops if (at := text.find(stop, max(0, protected - len(stop) + 1))) >= 0]
+    found = [
+        (at, -len(stop), stop) for stop in stops if (at := text.find(stop, max(0, protected - len(stop) + 1))) >= 0
+    ]
     return (min(found)[0], min(found)[2]) if found else None
