@@ -2,11 +2,12 @@
 
     python benchmarks/step_overhead.py [--dtype bfloat16] [--threads 2] [--batch-sizes 1 2 4 8 16 32] [--json]
 
-overhead_share = 1 - (seconds inside the target's forward) / (seconds of the step), summed over the decoding steps of a
-run (prefill excluded); drafting is scripted and takes no model, its own seconds are subtracted from the step. The
-embedded SmolLM2-135M-Instruct is the target, K = 5. The drafter proposes the target's own next tokens, the first
-(7 * row + 3 * index) mod 6 of them right, so that acceptance is ragged in every step. The methods take turns within one
-run; each figure is the median over `--repeats` runs, with the range beside it.
+overhead_share = 1 - (seconds inside the target's forward) / (seconds of the step), summed over all steps of a run of
+2 * batch_size prompts: prefill, refills and the tail, in which rows leave one by one, are in it. Drafting is scripted
+and takes no model; its own seconds are subtracted. The embedded SmolLM2-135M-Instruct is the target, K = 5. The drafter
+proposes the next tokens of target-only decoding, the first (7 * row + 3 * index) mod 6 of them right, so that
+acceptance is ragged in every step (in bfloat16 a row may leave that text, and is then right less often). The methods
+take turns within one run; each figure is the median over `--repeats` runs, with the range beside it.
 """
 
 import argparse
@@ -32,7 +33,7 @@ METHODS = ("specproof", "eqspec")
 
 @dataclass(frozen=True)
 class Row:
-    """One method at one batch size. milliseconds: per decoding step, medians over the repeats."""
+    """One method at one batch size. milliseconds: per step, medians over the repeats."""
 
     method: str
     batch_size: int
@@ -66,10 +67,10 @@ class RaggedDrafter(Scripted):
 
 
 def measure(
-    target: LM, method: str, requests: list[Request], drafter: RaggedDrafter
+    target: LM, config: EngineConfig, requests: list[Request], drafter: RaggedDrafter
 ) -> tuple[int, float, float, float]:
-    """(decoding steps, their seconds without drafting, seconds of the target's forwards, mean accepted length)."""
-    engine = Engine(target, drafter, EngineConfig(method=method, batch_size=len(requests), num_draft_tokens=K))
+    """(steps, their seconds without drafting, seconds of the target's forwards, mean accepted length)."""
+    engine = Engine(target, drafter, config)
     engine.submit(requests)
     steps, total, inside, left = 0, 0.0, 0.0, len(requests)
     while left:
@@ -79,8 +80,7 @@ def measure(
             record = engine.step()
             seconds = perf_counter() - start
         left -= len(record.finished)
-        if not record.prefilled:
-            steps, total, inside = steps + 1, total + seconds - drafter.seconds, inside + clock.seconds
+        steps, total, inside = steps + 1, total + seconds - drafter.seconds, inside + clock.seconds
     return steps, total, inside, engine.statistics.mean_accepted_length or 0.0
 
 
@@ -108,7 +108,7 @@ def main() -> None:
     target, tokenizer = load_model(folder, dtype=args.dtype), Tokenizer.load(folder)
     rows = []
     for batch_size in args.batch_sizes:
-        prompts = [PROMPTS[i % len(PROMPTS)] for i in range(batch_size)]
+        prompts = [PROMPTS[i % len(PROMPTS)] for i in range(2 * batch_size)]
         ids = [tokenizer.encode_chat([{"role": "user", "content": prompt}]) for prompt in prompts]
         requests = [Request(prompt, max_new_tokens=args.max_new_tokens, ignore_eos=True) for prompt in ids]
         plain = Engine(target, None, EngineConfig(method="target-only", batch_size=batch_size)).generate(requests)
@@ -119,7 +119,8 @@ def main() -> None:
         runs = {method: [] for method in METHODS}
         for _ in range(args.repeats):
             for method in METHODS:
-                runs[method].append(measure(target, method, requests, drafter))
+                config = EngineConfig(method=method, batch_size=batch_size, num_draft_tokens=K)
+                runs[method].append(measure(target, config, requests, drafter))
         for method in METHODS:
             shares = [1 - inside / total for _, total, inside, _ in runs[method]]
             rows.append(
