@@ -27,10 +27,12 @@ class Reference:
 def decode_reference(lm: LM, request: Request, decode: Callable[[Sequence[int]], str] | None = None) -> Reference:
     """Greedy target-only decoding of one valid request with a non-empty prompt.
 
-    decode: needed for text and stop strings.
+    decode: needed for text and stop strings. Raises ValueError if the prompt leaves no room in the context.
     """
     prompt = list(request.prompt_ids)
     limit = request.max_new_tokens if lm.context is None else min(request.max_new_tokens, lm.context - len(prompt))
+    if limit < 1:
+        raise ValueError(f"the prompt has {len(prompt)} tokens, the context holds {lm.context}")
     ends = set(request.stop_token_ids) if request.ignore_eos else set(request.stop_token_ids) | lm.eos_ids
     device, state = lm.device, None
     if len(prompt) > 1:

@@ -52,9 +52,9 @@ WRONG = {
     "an id a row": (lambda rows_, k: [1] * len(rows_), "row row[0-9]: the drafter answered 1"),
     "text": (lambda rows_, k: ["ab"] * len(rows_), "row row[0-9]: the drafter answered 'ab'"),
     "too many ids": (lambda rows_, k: [[1] * (k + 1)] * len(rows_), "6 drafts proposed, at most 5"),
-    "ids out of range": (lambda rows_, k: [[VOCAB]] * len(rows_), f"draft {VOCAB} is not an id"),
-    "negative ids": (lambda rows_, k: [[-1]] * len(rows_), "draft -1 is not an id"),
-    "fractions": (lambda rows_, k: [[1.0]] * len(rows_), "draft 1.0 is not an id"),
+    "ids out of range": (lambda rows_, k: [[VOCAB]] * len(rows_), f"draft {VOCAB} is no id"),
+    "negative ids": (lambda rows_, k: [[-1]] * len(rows_), "draft -1 is no id"),
+    "fractions": (lambda rows_, k: [[1.0]] * len(rows_), "draft 1.0 is no id"),
 }
 
 

@@ -83,7 +83,7 @@ def test_equal_logits_go_to_the_lowest_id_in_draft_and_target(method):
 
 def test_a_draft_beyond_the_targets_vocabulary_is_an_error_that_names_the_row():
     engine = Engine(target("llama"), Scripted(lambda row, k: [VOCAB]), config("specproof"))
-    with pytest.raises(DrafterError, match=f"row1: draft {VOCAB} is not an id of the target's vocabulary"):
+    with pytest.raises(DrafterError, match=f"row1: draft {VOCAB} is no id of the target's vocabulary"):
         engine.generate([Request([1, 2], max_new_tokens=4, request_id="row1")])
     engine.drafter = right(2)
     requests = rows((4, 6))

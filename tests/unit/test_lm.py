@@ -127,8 +127,7 @@ def test_vocabulary_context_and_family_are_the_models():
 
 
 def test_every_family_in_the_tests_is_known_and_every_known_one_is_tested():
-    # "gemma3" is the class that wraps "gemma3_text" with an image tower.
-    assert set(FAMILIES) | {"gemma3"} == KNOWN_FAMILIES
+    assert set(FAMILIES) == KNOWN_FAMILIES
 
 
 def test_settings_that_would_change_the_choice_are_named_in_a_warning():

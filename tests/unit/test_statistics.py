@@ -47,6 +47,7 @@ def test_steps_are_summed_up():
         row_steps=4,
         emitted=6 + 3 + 1 + 1,
         drafted=13,
+        right=7,
         accepted=7,
         prefilled=8,
         grouped_steps=1,
