@@ -23,7 +23,8 @@ DTYPES = ("float32", "bfloat16", "float16", "float64", "auto")
 # Model types whose every method is tested against the reference. Any other decoder is tried when an engine is made.
 KNOWN_FAMILIES = frozenset(
     {
-        "gemma3_text", "glm4", "gpt2", "gpt_neox", "llama", "mistral", "olmo2", "opt", "phi3", "qwen2", "qwen3", "smollm3",
+        "gemma3_text", "glm4", "gpt2", "gpt_neox", "llama", "mistral",
+        "olmo2", "opt", "phi3", "qwen2", "qwen3", "smollm3",
     }
 )  # fmt: skip
 
