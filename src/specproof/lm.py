@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.utils import logging as transformers_logging
 
@@ -132,6 +132,18 @@ def load_model(
         except (RuntimeError, AssertionError) as error:  # the latter from a PyTorch built without CUDA
             raise ConfigError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from error
     return LM(model)
+
+
+def random_lm(family: str, seed: int, dtype: torch.dtype = torch.float64, **config: Any) -> LM:
+    """A random model of a family, its weights spread out so that its choices depend on what it sees."""
+    torch.manual_seed(seed)
+    settings = AutoConfig.for_model(family, **config)
+    settings.eos_token_id = settings.bos_token_id = None
+    model: Any = AutoModelForCausalLM.from_config(settings, dtype=torch.float64)
+    for name, parameter in model.named_parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=1.0 if "embed" in name else 0.3)
+    return LM(model.to(dtype))
 
 
 def hide_loading_bars() -> None:

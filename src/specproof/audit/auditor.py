@@ -3,29 +3,42 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any
 from unittest.mock import patch
 
 from torch import Tensor
 
 from specproof.audit.commitment import StepAudit
 from specproof.audit.forward import ForwardAudit
+from specproof.audit.recompute import check_kv, check_rows_alone
 from specproof.audit.truth import TrueRow
 from specproof.audit.violation import Violation
 from specproof.drafters import ModelDrafter
 from specproof.engine import Engine, request_names
-from specproof.errors import RequestError
+from specproof.errors import ConfigError, RequestError
 from specproof.intake import admit
 from specproof.kv.layout import Feed
 from specproof.request import Output, Request
+from specproof.step import StepRecord
+
+LEVELS = ("light", "full")
 
 
 @dataclass(frozen=True, slots=True)
 class EngineAudit:
-    """What an audited run gave. first: the violations of the earliest step that has any."""
+    """What an audited run gave.
+
+    first: the violations of the earliest step that has any. crash: how the run broke off, if it did.
+    """
 
     outputs: tuple[Output, ...]
     violations: tuple[Violation, ...]
     num_steps: int
+    crash: str | None = None
+
+    @property
+    def clean(self) -> bool:
+        return not self.violations and self.crash is None
 
     @property
     def first(self) -> tuple[Violation, ...]:
@@ -33,11 +46,19 @@ class EngineAudit:
         return tuple(violation for violation in self.violations if violation.step == earliest)
 
 
-def audit_engine(engine: Engine, requests: Sequence[Request]) -> EngineAudit:
-    """Run the engine on the requests with every invariant of level light checked at every step."""
-    auditor = Auditor(engine, requests)
-    with auditor.watching():
-        outputs = engine.generate(requests)
+def audit_engine(engine: Engine, requests: Sequence[Request], level: str = "light") -> EngineAudit:
+    """Run the engine on the requests with the invariants checked at every step.
+
+    level: "light" compares integers; "full" also computes the KV of every row again at every forward, and decodes each
+    row alone afterwards.
+    """
+    auditor = Auditor(engine, requests, level)
+    try:
+        with auditor.watching():
+            outputs = engine.generate(requests)
+    except Exception as error:  # what was seen before says why
+        crash = f"{type(error).__name__}: {error}"
+        return EngineAudit((), tuple(auditor.violations), auditor.num_steps, crash)
     auditor.check_outputs(outputs)
     return EngineAudit(tuple(outputs), tuple(auditor.violations), auditor.num_steps)
 
@@ -45,62 +66,68 @@ def audit_engine(engine: Engine, requests: Sequence[Request]) -> EngineAudit:
 class Auditor:
     """Watches an engine's forwards and records; collects violations. The engine knows nothing of it."""
 
-    def __init__(self, engine: Engine, requests: Sequence[Request]) -> None:
+    def __init__(self, engine: Engine, requests: Sequence[Request], level: str = "light") -> None:
+        if level not in LEVELS:
+            raise ConfigError(f"level is {level!r}; known: {', '.join(LEVELS)}")
         self.violations: list[Violation] = []
         self.num_steps = 0
-        self._engine = engine
+        self._engine, self._requests, self._full = engine, requests, level == "full"
         self._names = request_names(list(requests))
         self._rows = _true_rows(engine, requests, self._names)
         drafter = engine.drafter if isinstance(engine.drafter, ModelDrafter) else None
         self_draft = drafter is not None and drafter.lm.model is engine.target.model
-        self._target = ForwardAudit("target", engine.target, engine.layout, self._rows, self._report)
-        self._draft = (
-            None if drafter is None else ForwardAudit("draft", drafter.lm, drafter.layout, self._rows, self._report)
-        )
+        self._watches = [ForwardAudit("target", engine.target, engine.layout, self._rows, self._report)]
+        if drafter is not None:
+            self._watches.append(ForwardAudit("draft", drafter.lm, drafter.layout, self._rows, self._report))
         decode = None if engine.tokenizer is None else engine.tokenizer.decode
         self._step = StepAudit(self._rows, engine.config.parts.commit, self_draft, decode, self._report)
+        self._current: ForwardAudit | None = None  # whose layout is computing; target and draft may be one model
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Watch while the block runs."""
         with ExitStack() as stack:
-            for watch in (self._target, self._draft):
-                if watch is not None:
-                    stack.enter_context(patch.object(watch.layout, "forward", self._layout_forward(watch)))
+            for watch in self._watches:
+                stack.enter_context(patch.object(watch.layout, "forward", self._layout_forward(watch)))
+            for model in {id(watch.lm.model): watch.lm.model for watch in self._watches}.values():
+                hook = model.register_forward_hook(self._model_was_called, with_kwargs=True)
+                stack.callback(hook.remove)
             self._engine.observers.append(self._observe)
-            try:
-                yield
-            finally:
-                self._engine.observers.remove(self._observe)
+            stack.callback(self._engine.observers.remove, self._observe)
+            yield
 
     def check_outputs(self, outputs: Sequence[Output]) -> None:
         """The run is over."""
         self._step.check_outputs(self._names, outputs)
+        if self._full:
+            check_rows_alone(self._engine, self._requests, outputs, self._report)
 
     def _layout_forward(self, watch: ForwardAudit) -> Callable[..., Tensor]:
-        """The layout's forward, its model's forward watched inside."""
-        layout_forward, model_forward = watch.layout.forward, watch.lm.forward
+        original = watch.layout.forward
 
         def forward(feeds: Sequence[Feed], device_ids: Tensor | None = None) -> Tensor:
-            def watched(ids: Tensor, position_ids: Tensor, kv, columns: Tensor) -> Tensor:
-                logits = model_forward(ids, position_ids, kv, columns)
-                watch.check(ids, position_ids, kv)
-                return logits
-
             watch.begin(feeds)
-            with patch.object(watch.lm, "forward", watched):
-                logits = layout_forward(feeds, device_ids)
-            if watch is self._target:
+            self._current = watch
+            logits = original(feeds, device_ids)
+            self._current = None
+            if watch.name == "target":
                 self._step.target_chose(feeds, logits)
+            if self._full:
+                check_kv(watch.lm, watch.layout, feeds, self._rows, watch.name, self._report)
             return logits
 
         return forward
 
-    def _observe(self, record) -> None:
+    def _model_was_called(self, model: object, args: tuple, given: dict[str, Any], output: object) -> None:
+        plan = given.get("attention_plan")
+        if self._current is not None and plan is not None:
+            kv: Any = given.get("cache", given.get("past_key_values"))
+            self._current.check(given["input_ids"], given["position_ids"], kv, plan)
+
+    def _observe(self, record: StepRecord) -> None:
         self._step.check(record)
-        for watch in (self._target, self._draft):
-            if watch is not None:
-                watch.end()
+        for watch in self._watches:
+            watch.end()
         self.num_steps += 1
 
     def _report(self, invariant: str, row: str, expected: object, found: object, message: str) -> None:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from specproof.audit.truth import TrueRow
+from specproof.kv.attention import AttentionPlan
 from specproof.kv.layout import Feed, Layout
 from specproof.kv.ledger import Ledger
 from specproof.kv.left_padded import LeftPadded
@@ -34,8 +35,10 @@ class ForwardAudit:
     def begin(self, feeds: Sequence[Feed]) -> None:
         """The layout is asked to compute these feeds."""
         self._feeds = feeds
+        for feed in feeds:
+            self._check_start(self._rows[feed.row], feed)
 
-    def check(self, ids: Tensor, position_ids: Tensor, kv: StepCache) -> None:
+    def check(self, ids: Tensor, position_ids: Tensor, kv: StepCache, plan: AttentionPlan) -> None:
         """The model was given this. ids, position_ids: (b, n)."""
         given, positions, cells = (t.flatten().cpu().numpy() for t in (ids, position_ids, kv.index))
         capacity = kv.cells.capacity
@@ -50,7 +53,6 @@ class ForwardAudit:
         for feed, at in zip(feeds, places, strict=True):
             row = self._rows[feed.row]
             expected = np.arange(feed.start, feed.end)
-            self._check_start(row, feed)
             if not np.array_equal(positions[at], expected):
                 self._report(
                     "positions-contiguous", feed.row, expected.tolist(), positions[at].tolist(), "position ids"
@@ -73,6 +75,9 @@ class ForwardAudit:
                     (place - first).tolist(),
                     "cells are not in the order of positions",
                 )
+            located = self.layout.locate(feed.row, feed.end)
+            if located is None or not np.array_equal(located[1].numpy()[feed.start :], cells[at]):
+                self._report("aligned", feed.row, "the row's own cells", (slot, place), "KV is written elsewhere")
             if not isinstance(self.layout, LeftPadded) and first:
                 self._report("aligned", feed.row, 0, first, "the cell's place is not the position")
             starts.append(first + feed.start)
@@ -83,10 +88,10 @@ class ForwardAudit:
             self._report("aligned", "all", starts[:1] * len(starts), starts, "rows do not end at one column")
         if len(set(slots)) < len(slots):
             self._report("aligned", "all", "one slot a row", slots, "rows share a slot")
-        for layer, (ours, used) in enumerate(zip(self._windows, kv.plan.windows, strict=True)):
+        for layer, (ours, used) in enumerate(zip(self._windows, plan.windows, strict=True)):
             if ours != used:
                 self._report("mask-exact", "all", ours, used, f"window of layer {layer}")
-        self._check_visible(feeds, places, cells, kv)
+        self._check_visible(feeds, places, cells, kv, plan)
 
     def end(self) -> None:
         """A step is over: what was fed behind the committed tokens counts no more."""
@@ -109,13 +114,8 @@ class ForwardAudit:
         """No gap before the feed, and its known tokens are the committed ones at these positions."""
         held = row.cached.get(self.name, 0)
         if feed.start > held:
-            self._report(
-                "positions-contiguous",
-                feed.row,
-                f"at most {held}",
-                feed.start,
-                "the row starts behind what is computed",
-            )
+            name = "positions-contiguous" if self.name == "target" else "draft-in-sync"
+            self._report(name, feed.row, f"at most {held}", feed.start, "the row starts behind what is computed")
         if self.name == "target" and feed.num_logits and feed.start != len(row.committed) - 1:
             self._report(
                 "positions-contiguous", feed.row, len(row.committed) - 1, feed.start, "position of the pending token"
@@ -129,10 +129,10 @@ class ForwardAudit:
             )
 
     def _check_visible(
-        self, feeds: Sequence[Feed], places: Sequence[np.ndarray], cells: np.ndarray, kv: StepCache
+        self, feeds: Sequence[Feed], places: Sequence[np.ndarray], cells: np.ndarray, kv: StepCache, plan: AttentionPlan
     ) -> None:
         """Each query sees exactly the cells it should, and they hold what they should."""
-        plan, capacity = kv.plan, kv.cells.capacity
+        capacity = kv.cells.capacity
         assert kv.cells.ledger is not None
         ledger = kv.cells.ledger.entries.numpy().reshape(-1, capacity, 3)
         order = np.arange(len(cells)) if plan.order is None else plan.order.cpu().numpy()
@@ -162,6 +162,14 @@ class ForwardAudit:
                 first = int(cells[at[0]] % capacity) - feed.start
                 self._check_ledger(feed, ledger[slots[r], first : first + feed.end])
             masks = {key[1]: mask for key, mask in plan.masks.items() if key[0] == number}
+            if masks.keys() != set(self._windows):
+                self._report(
+                    "mask-exact",
+                    "all",
+                    sorted(set(self._windows), key=str),
+                    sorted(masks, key=str),
+                    "windows of the masks",
+                )
             for window, mask in masks.items():
                 visible = (mask == 0).cpu().numpy()[:, 0].reshape(count, -1, m, mask.shape[-1])  # (R, G, m, L)
                 for r, (feed, j, position) in queries.items():

@@ -63,6 +63,10 @@ class Layout(Protocol):
         """
         ...
 
+    def locate(self, row: str, length: int) -> tuple[Cells, Tensor] | None:
+        """Where positions `[0, length)` of a row lie: the memory and (length,) flat cells. None if the row waits."""
+        ...
+
     @property
     def memories(self) -> tuple[Cells, ...]:
         """All KV memory it holds."""

@@ -49,6 +49,12 @@ class LeftPadded:
             self._cells.reshape(0, 0)
             self._pads = {}
 
+    def locate(self, row: str, length: int) -> tuple[Cells, Tensor] | None:
+        if row not in self._pads:
+            return None
+        first = self.rows.index(row) * self._cells.capacity + self._pads[row]
+        return self._cells, first + torch.arange(length)
+
     @property
     def memories(self) -> tuple[Cells, ...]:
         return self._cells, self._pool.cells

@@ -40,6 +40,10 @@ class Slotted:
     def release(self, row: str) -> None:
         self.slots.release(row)
 
+    def locate(self, row: str, length: int) -> tuple[Cells, Tensor]:
+        cells = self.slots.cells
+        return cells, self.slots.slot(row) * cells.capacity + torch.arange(length)
+
     @property
     def memories(self) -> tuple[Cells, ...]:
         return (self.slots.cells,)
