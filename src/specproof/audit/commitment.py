@@ -11,6 +11,9 @@ from specproof.kv.layout import Feed
 from specproof.request import Output
 from specproof.step import RowStep, StepRecord
 
+# Margins up to which a self-draft may lose to rounding, in standard deviations of the logits.
+SELF_DRAFT_MARGIN = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.05}
+
 Report = Callable[[str, str, object, object, str], None]
 
 
@@ -36,8 +39,11 @@ class StepAudit:
         for feed in feeds:
             if feed.num_logits:
                 row = self._rows[feed.row]
-                self._choices[feed.row] = first_best(logits[at : at + feed.num_logits], row)
+                scores = logits[at : at + feed.num_logits]
+                self._choices[feed.row] = first_best(scores, row)
                 self._drafts[feed.row] = list(row.ahead["target"])
+                if self._self_draft:
+                    self._check_self_draft(feed.row, scores)
                 at += feed.num_logits
 
     def check(self, record: StepRecord) -> None:
@@ -55,12 +61,12 @@ class StepAudit:
         for step in record.rows:
             if step.request_id in accepted:
                 kept = least if self._batch_min else accepted[step.request_id]
-                self._check_row(step, kept, accepted[step.request_id], ended.get(step.request_id))
+                self._check_row(step, kept, ended.get(step.request_id))
         for output in record.finished:
             self._check_output(output)
         self._choices, self._drafts = {}, {}
 
-    def _check_row(self, step: RowStep, kept: int, agreeing: int, output: Output | None) -> None:
+    def _check_row(self, step: RowStep, kept: int, output: Output | None) -> None:
         name, row = step.request_id, self._rows[step.request_id]
         choices = self._choices[name]
         emitted = row.committed[row.prompt_len :]
@@ -78,9 +84,17 @@ class StepAudit:
             self._report("commitment", name, min(kept, length), step.num_accepted, "accepted drafts")
         if (output.finish_reason if output else None) != reason and found == expected:
             self._report("termination", name, reason, output.finish_reason if output else None, "finish reason")
-        if self._self_draft and agreeing < len(self._drafts[name]):
-            self._report("draft-in-sync", name, len(self._drafts[name]), agreeing, "a self-draft was rejected")
         row.committed += found
+
+    def _check_self_draft(self, name: str, scores: Tensor) -> None:
+        """A self-draft is the target's choice, or as good as it: its forward has another width, and may round apart."""
+        drafts, choices = self._drafts[name], self._choices[name]
+        at = _agreeing(drafts, choices)
+        if at < len(drafts):
+            margin = float((scores[at, choices[at]] - scores[at, drafts[at]]) / scores[at].std())
+            if abs(margin) > SELF_DRAFT_MARGIN.get(scores.dtype, 0.1):
+                message = f"a self-draft was rejected by {margin:.2g} standard deviations of the logits"
+                self._report("draft-in-sync", name, choices[at], drafts[at], message)
 
     def _check_output(self, output: Output) -> None:
         row = self._rows[output.request_id]
