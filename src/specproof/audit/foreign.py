@@ -60,6 +60,29 @@ class RowRules:
                 if cell.live:
                     self.choices[cell.context] = self.choices.get(cell.context, frozenset()) | tokens
 
+    def outputs(self, step: int, outputs: Sequence[Sequence[int]]) -> list[Violation]:
+        """What the loop gave, against what the target chose in its forwards. Needs prompts."""
+        found: list[Violation] = []
+        for row, (prompt, output) in enumerate(zip(self.prompts or (), outputs, strict=True)):
+            context = START
+            for token in prompt:
+                context = extend(context, token)
+            for i, token in enumerate(output):
+                allowed = self.choices.get(context)
+                if self.greedy and (allowed is None or token not in allowed):
+                    message = f"output token {i} is not the target's choice"
+                    expected = sorted(allowed) if allowed else "seen by the target"
+                    found.append(Violation("commitment", step, str(row), expected, token, message))
+                    break
+                if token in self.ends and i + 1 < len(output):
+                    found.append(Violation("termination", step, str(row), i + 1, len(output), "output after the end"))
+                    break
+                context = extend(context, token)
+            ended = bool(output) and output[-1] in self.ends
+            if self.limit is not None and (len(output) > self.limit or (len(output) < self.limit and not ended)):
+                found.append(Violation("termination", step, str(row), self.limit, len(output), "output tokens"))
+        return found
+
     def _row(self, seen: Seen, row: int, past: list[Cell | None]) -> tuple[Found | None, list[Cell]]:
         found: Found | None = None
         cells = list(past)
@@ -87,9 +110,9 @@ class RowRules:
                 if next_in_line and position == known[-1].position + 1:
                     pass  # the query before was in order, and this one sees only that one more
                 else:
-                    found = self._order(cell, known, hidden) or self._contexts(known)
+                    found = self._order(seen, cell, known, hidden) or self._contexts(known)
                 if found is None and not judged and seen.cached:
-                    found = self._chosen([*known, cell])
+                    found = self._chosen([*known, cell], hidden)
                 judged = True
             cells.append(cell)
             sequence = [*known, cell] if live else []
@@ -97,7 +120,7 @@ class RowRules:
                 last = sequence
         own = cells[len(past) :]
         if found is None and any(cell.live for cell in own) and not any(cell is None for cell in past):
-            found = self._content(seen, row, last) or (None if seen.cached else self._chosen(last))
+            found = self._content(seen, row, last) or (None if seen.cached else self._chosen(last, own))
         if self.prompts is None and not seen.cached:
             self.exempt.update(context for cell in own if cell.live for context in (cell.before, cell.context))
         return found, own
@@ -129,9 +152,16 @@ class RowRules:
             return None
         return "mask-exact", "visible", "hidden", f"the row's next token {cell.token} is hidden"
 
-    def _order(self, cell: Cell, known: Sequence[Cell], hidden: Sequence[Cell]) -> Found | None:
+    def _order(self, seen: Seen, cell: Cell, known: Sequence[Cell], hidden: Sequence[Cell]) -> Found | None:
         """Padding, positions, and which of mask, positions and KV is to blame for a gap or a double."""
         padding = next((c for c in known if not c.live), None)
+        lively = [c for c in known if c.live]
+        if padding is not None and lively and cell.position == len(known) and padding.step < cell.step:
+            # The mask counts it as content. If the row's newest token is gone besides, KV has not moved with the mask.
+            allowed = self.choices.get(lively[-1].context)
+            if allowed is not None and lively[-1].context not in self.exempt and cell.token not in allowed:
+                message = f"padding lies where the mask has content, and the token before position {cell.position} is gone"
+                return "kv-matches", list(range(len(known))), [c.position for c in known], message
         if padding is not None:
             what = "a column that was never written" if padding.step < 0 else f"padding (token {padding.token})"
             return "mask-exact", "hidden", "visible", f"{what} is visible at position {cell.position}"
@@ -141,6 +171,9 @@ class RowRules:
         if breaks:
             i = breaks[0]
             expected = taken[i - 1] + 1
+            if not seen.cached and full[i] == full[i - 1]:  # the usual way to write positions of padding
+                message = f"its position ids make a token padding (position {full[i]} twice), but it is visible"
+                return "mask-exact", "hidden", "visible", message
             if cell.position == len(known):  # mask and positions agree with each other: what lies there is wrong
                 message = f"the KV visible at position {cell.position} is not that of the positions before it"
                 return "kv-matches", list(range(len(known))), taken, message
@@ -181,7 +214,7 @@ class RowRules:
     def _over(self, sequence: Sequence[Cell]) -> bool:
         return any(c.token in self.ends and c.before not in self.exempt for c in sequence)
 
-    def _chosen(self, sequence: Sequence[Cell]) -> Found | None:
+    def _chosen(self, sequence: Sequence[Cell], hidden: Sequence[Cell]) -> Found | None:
         """Every token behind the prompt is what the target chose there, where that was known before this forward."""
         emitted = 0
         for i, cell in enumerate(sequence):
@@ -192,6 +225,9 @@ class RowRules:
             allowed = self.choices.get(cell.before)
             if self._rejected(cell) and allowed is not None:
                 self.choices[cell.before] = allowed | {cell.token}  # reported once
+                if any(not c.live and c.before == cell.before and c.token in allowed for c in hidden):
+                    message = f"the row's token before position {cell.position} is hidden"
+                    return "mask-exact", "visible", "hidden", message
                 if cell.step < sequence[-1].step:
                     message = f"a token that the target rejected stays visible, at position {cell.position}"
                     return "mask-exact", sorted(allowed), cell.token, message

@@ -18,6 +18,7 @@ from specproof.audit.cells import Cell, KeyPrints
 from specproof.audit.foreign import RowRules
 from specproof.audit.violation import Violation
 from specproof.audit.watch import Seen, Watch
+from specproof.errors import ConfigError
 from specproof.lm import layer_windows
 
 # Of several rows at one step, the violation that explains most comes first.
@@ -91,8 +92,17 @@ class Probe:
     def __exit__(self, *_: object) -> None:
         self._watch.stop()
 
-    def report(self) -> ProbeReport:
-        return ProbeReport(tuple(self._violations), len(self.seen), self._rules.unknown)
+    def report(self, outputs: Sequence[Sequence[int]] | None = None) -> ProbeReport:
+        """outputs: the ids that the loop emitted for each prompt; then commitment and termination are checked on them.
+
+        Raises ConfigError for outputs without prompts, or of another number.
+        """
+        found = tuple(self._violations)
+        if outputs is not None:
+            if self._rules.prompts is None or len(self._rules.prompts) != len(outputs):
+                raise ConfigError("outputs can be judged only with the probe's prompts, one for each")
+            found += tuple(self._rules.outputs(len(self.seen), outputs))
+        return ProbeReport(found, len(self.seen), self._rules.unknown)
 
     def _begin(self, cache: Any) -> int:
         self._columns = [] if cache is None else self._prints.columns(cache)
