@@ -66,6 +66,7 @@ class KeyPrints:
         keys: Tensor = layers[self.layer].keys  # (B, heads, L, D)
         if keys.numel() == 0:
             return []
+        keys = keys[:, :, : int(layers[self.layer].get_seq_length())]  # a static cache is allocated longer
         size = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[keys.element_size()]
         flat = keys.detach().transpose(1, 2).flatten(2).contiguous()  # (B, L, heads * D)
         bits = (flat + 0.0).view(size).long()  # + 0.0: no negative zero, so that zeros print as 0

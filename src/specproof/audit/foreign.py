@@ -6,6 +6,7 @@ on the very tokens before it; and what stays visible must be what the target cho
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -157,10 +158,11 @@ class RowRules:
         padding = next((c for c in known if not c.live), None)
         lively = [c for c in known if c.live]
         if padding is not None and lively and cell.position == len(known) and padding.step < cell.step:
-            # The mask counts it as content. If the row's newest token is gone besides, KV has not moved with the mask.
+            # The mask counts it as content. If some of the row is gone besides, KV has not moved with the mask.
             allowed = self.choices.get(lively[-1].context)
-            if allowed is not None and lively[-1].context not in self.exempt and cell.token not in allowed:
-                message = f"padding lies where the mask has content, and the token before position {cell.position} is gone"
+            newest_gone = allowed is not None and lively[-1].context not in self.exempt and cell.token not in allowed
+            if newest_gone or any(b.position != a.position + 1 for a, b in pairwise(lively)):
+                message = f"padding lies where position {cell.position} needs content of the row, which is gone"
                 return "kv-matches", list(range(len(known))), [c.position for c in known], message
         if padding is not None:
             what = "a column that was never written" if padding.step < 0 else f"padding (token {padding.token})"
@@ -225,6 +227,8 @@ class RowRules:
             allowed = self.choices.get(cell.before)
             if self._rejected(cell) and allowed is not None:
                 self.choices[cell.before] = allowed | {cell.token}  # reported once
+                if not allowed:
+                    return "commitment", "a number", "NaN", f"the target's logits for position {cell.position} are NaN"
                 if any(not c.live and c.before == cell.before and c.token in allowed for c in hidden):
                     message = f"the row's token before position {cell.position} is hidden"
                     return "mask-exact", "visible", "hidden", message

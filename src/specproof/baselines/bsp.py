@@ -59,7 +59,7 @@ class Bsp:
                     continue
                 if not self.rejected_visible:
                     live[i, live.shape[1] - k + count :] = False
-                new = drafts[i, :count].tolist() + [int(own[i, count])]
+                new = [*drafts[i, :count].tolist(), int(own[i, count])]
                 rows[i] += new
                 emitted[i] += new
         return [rounds.cut(new, self.max_new_tokens, ends) for new in emitted]

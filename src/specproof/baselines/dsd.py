@@ -66,7 +66,7 @@ class Dsd:
             gained = [0] * len(rows)
             for i, count in enumerate(rounds.accepted(drafts, choices)):
                 if not done[i]:
-                    new = drafts[i, :count].tolist() + [int(own[i, count])]
+                    new = [*drafts[i, :count].tolist(), int(own[i, count])]
                     gained[i] = len(new)
                     rows[i] += new
                     emitted[i] += new

@@ -49,7 +49,7 @@ class MaskedHoles:
                     mask[i, -k - 1 :] = False  # a finished row is fed again; nothing of it stays
                     continue
                 mask[i, mask.shape[1] - k + count :] = False
-                new = drafts[i, :count].tolist() + [int(choices[i, count])]
+                new = [*drafts[i, :count].tolist(), int(choices[i, count])]
                 rows[i] += new
                 emitted[i] += new
         return [rounds.cut(new, self.max_new_tokens, ends) for new in emitted]

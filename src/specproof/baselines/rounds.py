@@ -14,11 +14,11 @@ HFModel = Any  # a Transformers causal LM
 def forward(
     model: HFModel, ids: Tensor, mask: Tensor | None, position_ids: Tensor | None, cache: Any, use_cache: bool = True
 ) -> tuple[Tensor, Any]:
-    """ids (B, n), mask (B, cached + n) or None, position_ids (B, n) or None -> logits (B, n, V), the cache."""
+    """ids (B, n), mask (B, cached + n), 4-D or None, position_ids (B, n) or None -> logits (B, n, V), the cache."""
     name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
     given = {name: cache}
     if mask is not None:
-        given["attention_mask"] = mask.long()
+        given["attention_mask"] = mask.long() if mask.ndim == 2 else mask
     if position_ids is not None:
         given["position_ids"] = position_ids
     out = model(input_ids=ids, use_cache=use_cache, **given)
