@@ -16,6 +16,11 @@ from specproof.reference import decode_reference
 from specproof.request import Request
 from specproof.tokenizer import Tokenizer
 
+SLOW_TABLE = (
+    "masked holes", "BSP as in the paper", "DSD as in the paper", "DSD, no defect", "BSP, rejected KV visible",
+    "DSD, no position ids", "DSD, KV not realigned", "DSD, no mask", "DSD, repad without unpad",
+)  # fmt: skip
+
 
 def cell(found: Run) -> str:
     """Exact rows, where the others diverge, and what the probe names."""
@@ -51,9 +56,9 @@ def smollm2(path: Path) -> Iterator[str]:
     prompts = [tokenizer.encode(json.loads(line)["turns"][0])[:64] for line in questions]
     truth = [decode_reference(lm, Request(p, max_new_tokens=24, ignore_eos=True)).token_ids for p in prompts]
     lm.model.generation_config.eos_token_id = None
-    loops = [name for name in LOOPS if "no KV kept" not in name]
     return table(
-        {f"batch {b}": lambda name, b=b: watch(LOOPS[name], lm, drafter, prompts, truth, b) for b in BATCHES}, loops
+        {f"batch {b}": lambda name, b=b: watch(LOOPS[name], lm, drafter, prompts, truth, b) for b in BATCHES},
+        SLOW_TABLE,
     )
 
 

@@ -15,7 +15,8 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from specproof.audit.cells import Cell, KeyPrints
-from specproof.audit.foreign import RowRules
+from specproof.audit.foreign import ForeignRows
+from specproof.audit.target_choices import TargetChoices
 from specproof.audit.violation import Violation
 from specproof.audit.watch import Seen, Watch
 from specproof.errors import ConfigError
@@ -70,14 +71,17 @@ class Probe:
         windows = layer_windows(model)
         full = [layer for layer, window in enumerate(windows) if window is None]
         ends = model.generation_config.eos_token_id if model.generation_config else None
-        self._rules = RowRules(
+        self._target = TargetChoices(
+            prompts,
+            max_new_tokens,
+            greedy,
+            frozenset(() if ends is None else [ends] if isinstance(ends, int) else ends),
+        )
+        self._rows = ForeignRows(
+            self._target,
             absolute=not any("rotary" in name for name, _ in model.named_modules()),
             window=None if full else windows[0],
             contextual=bool(full[-1] if full else len(windows) - 1),
-            prompts=prompts,
-            limit=max_new_tokens,
-            greedy=greedy,
-            ends=frozenset(() if ends is None else [ends] if isinstance(ends, int) else ends),
         )
         self._prints = KeyPrints(full[-1] if full else len(windows) - 1)
         self._watch = Watch(model, full[0] if full else 0, self._begin, self._end)
@@ -99,19 +103,19 @@ class Probe:
         """
         found = tuple(self._violations)
         if outputs is not None:
-            if self._rules.prompts is None or len(self._rules.prompts) != len(outputs):
+            if self._target.prompts is None or len(self._target.prompts) != len(outputs):
                 raise ConfigError("outputs can be judged only with the probe's prompts, one for each")
-            found += tuple(self._rules.outputs(len(self.seen), outputs))
-        return ProbeReport(found, len(self.seen), self._rules.unknown)
+            found += tuple(self._target.check_outputs(len(self.seen), outputs))
+        return ProbeReport(found, len(self.seen), self._rows.unknown)
 
     def _begin(self, cache: Any) -> int:
         self._columns = [] if cache is None else self._prints.columns(cache)
         return len(self._columns[0]) if self._columns else 0
 
     def _end(self, seen: Seen, cache: Any, choices: list[list[frozenset[int]]]) -> None:
-        violations, written = self._rules.forward(seen, self._columns)
+        violations, written = self._rows.forward(seen, self._columns)
         self._violations += sorted(violations, key=lambda v: _ORDER.index(v.invariant))
-        self._rules.learn(written, choices)
+        self._target.learn(written, choices)
         if cache is not None:
             self._prints.learn(cache, written)
         self.seen.append(replace(seen, visible=seen.visible[:0]))  # the mask is large, and judged
