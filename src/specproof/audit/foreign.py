@@ -57,7 +57,7 @@ class ForeignRows:
             position = len(known) if seen.position_ids is None else int(seen.position_ids[row, j])
             cell = Cell(seen.step, row, token, position, before, extend(before, token) if live else 0, live)
             if found is None and not unknown:
-                hidden = [c for c, seen_now in zip(columns, sees, strict=False) if c is not None and not seen_now]
+                hidden = [] if one_more else [c for c, s in zip(columns, sees, strict=False) if c is not None and not s]
                 if sees[at + 1 :].any():
                     found = "mask-exact", "hidden", "visible", f"a later token is visible at position {position}"
                 elif not live and not judged:
