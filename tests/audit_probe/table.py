@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from subjects import BATCHES, LOOPS, Run, noisy, run, watch
+from probe_subjects import BATCHES, LOOPS, Run, noisy, run, watch
 
 from specproof.embedded import default_model_folder
 from specproof.lm import load_model

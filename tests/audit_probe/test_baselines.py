@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from subjects import BATCHES, LIMIT, LOOPS, PROMPTS, references, run
+from probe_subjects import BATCHES, LIMIT, LOOPS, PROMPTS, references, run
 from table import tiny
 
 CLEAN = "exact in every row, and no alarm"

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from families import tiny_lm
-from subjects import PROMPTS, draft, noisy, target
+from probe_subjects import PROMPTS, draft, noisy, target
 
 from specproof.audit.probe import Probe
 from specproof.baselines import MaskedHoles, rounds

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from subjects import target
+from probe_subjects import target
 from torch import Tensor
 
 from specproof.audit.probe import Probe, ProbeReport
