@@ -133,6 +133,10 @@ def assert_equal(outputs: Sequence[Output], truth: Sequence[Reference], where: o
         assert at is None, describe(output, reference, at, where)
         ours, theirs = (output.finish_reason, output.stop), (reference.finish_reason, reference.stop)
         assert ours == theirs, f"{output.request_id} ended by {ours}, not {theirs}; {where}"
+        if output.text is not None and reference.text is not None:
+            assert output.text == reference.text, (
+                f"{output.request_id}: {output.text!r}, not {reference.text!r}; {where}"
+            )
 
 
 def describe(output: Output, reference: Reference, at: int, where: object) -> str:

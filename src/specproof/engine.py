@@ -103,9 +103,19 @@ class Engine:
         self._scheduler.add(rows)
         return refused
 
+    @property
+    def num_unfinished(self) -> int:
+        """Rows that are waiting or running."""
+        return self._scheduler.num_unfinished
+
     @torch.inference_mode()
     def step(self) -> StepRecord:
-        """One round: who runs, what is proposed, what the target chooses, what becomes final."""
+        """One round: who runs, what is proposed, what the target chooses, what becomes final.
+
+        Raises ConfigError if nothing is left to decode.
+        """
+        if not self.num_unfinished:
+            raise ConfigError("nothing is left to decode; submit requests first")
         schedule = self._plan()
         proposal = self._draft(schedule.decode)
         drafts, choices = self._verify(schedule, proposal)
@@ -217,7 +227,15 @@ class Engine:
     def _as_drafter(
         self, drafter: Drafter | LM | HFModel | str | Path | None, tokenizer: Tokenizer | None
     ) -> Drafter | None:
-        if drafter is None or hasattr(drafter, "propose"):
+        if drafter is None:
+            return None
+        if hasattr(drafter, "propose"):
+            if isinstance(drafter, type):
+                raise ConfigError(f"the drafter is the class {drafter.__name__}; give an object of it")
+            if hasattr(drafter, "commit") != hasattr(drafter, "release"):
+                raise ConfigError(
+                    f"{type(drafter).__name__} has one of commit and release; a stateful drafter has both"
+                )
             return drafter  # type: ignore[return-value]
         if isinstance(drafter, str | Path):
             tokenizer = tokenizer or Tokenizer.load(drafter)
@@ -234,6 +252,8 @@ def _as_lm(model: LM | HFModel | str | Path, like: LM | None = None) -> LM:
         return model
     if isinstance(model, str | Path):
         return load_model(model) if like is None else load_model(model, dtype=like.dtype_name, device=str(like.device))
+    if not isinstance(model, HFModel):
+        raise ConfigError(f"{model!r} is no model; give a Hugging Face model, an LM, a folder or a hub name")
     return LM(model)
 
 

@@ -110,9 +110,13 @@ def load_model(
 
     Raises ConfigError for an unknown dtype or device, UnsupportedModelError for a model that cannot be decoded.
     """
+    if device.startswith("meta"):
+        raise ConfigError("device 'meta' holds no weights; name cpu, or cuda")
     if dtype not in DTYPES:
         raise ConfigError(f"dtype is {dtype!r}; known: {', '.join(DTYPES)}")
     path = Path(name_or_path).expanduser()
+    if not path.exists() and (path.is_absolute() or str(name_or_path).startswith((".", "~"))):
+        raise ConfigError(f"there is no folder {name_or_path}")
     if path.exists() and not (path / "config.json").exists():
         raise ConfigError(f"{path} has no config.json; a model folder as written by save_pretrained is needed")
     try:
@@ -125,6 +129,10 @@ def load_model(
         )
     except Exception as error:  # whatever a foreign folder, its config or its code brings about
         reason = str(error).split("Model type should be one of")[0].strip()  # what follows names 200 classes
+        if not allow_pickle and path.is_dir() and any(path.glob("*.bin")) and not any(path.glob("*.safetensors")):
+            reason = (
+                "its weights are pickled, which can run code when loaded; --allow-pickle (allow_pickle=True) does it"
+            )
         raise UnsupportedModelError(f"cannot load {name_or_path}: {reason or type(error).__name__}") from error
     if device_map is None:
         try:

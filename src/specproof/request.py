@@ -15,7 +15,8 @@ class Request:
     max_new_tokens: most tokens to emit, EOS and stop tokens included; at least 1.
     min_new_tokens: tokens emitted before EOS, a stop id or a stop string may end the row; EOS and stop ids cannot
         be chosen earlier.
-    stop: strings that end the row where they first occur in the emitted text, at any offset.
+    stop: strings that end the row where they first occur in the emitted text, at any offset. A token that is an end id
+        and completes a stop string counts as the id.
     stop_token_ids: ids that end the row, besides the model's EOS ids.
     ignore_eos: go on past EOS ids (they are then ordinary tokens).
     request_id: a name, unique within a run; default: the row's index.

@@ -173,12 +173,13 @@ class LayoutMachine(RuleBasedStateMachine):
             assert sorted(given) == sorted(fed)
 
     def _check_memory(self, feeds) -> None:
-        """Slots: 1.25 times the longest ask of a live row. Rectangle: of the longest ask and a step's width."""
+        """Slots: 1.25 times the longest ask, for each live row. Rectangle: of the longest ask and a step's width."""
         longest = max(row.ask for row in self.rows.values())
         if self.layout_name == "slotted":
             cells = self.layout.slots.cells
-            assert longest <= cells.capacity <= 1.25 * longest, (cells.capacity, longest)
-            assert len(self.rows) <= cells.rows <= 1.25 * len(self.rows)
+            assert longest <= cells.capacity, (cells.capacity, longest)
+            assert len(self.rows) <= cells.rows
+            assert cells.rows * cells.capacity <= 1.25 * longest * len(self.rows)
             return
         assert self.layout._pool.cells.capacity <= 1.25 * longest
         assert self.layout._pool.cells.rows <= len(self.rows)

@@ -112,7 +112,7 @@ def test_the_json_document_has_counts_that_agree_with_the_rows(undisturbed):
 
 
 def test_the_sidecar_says_how_the_results_came_about(undisturbed):
-    first, last = read(undisturbed[0].with_name("undisturbed.meta.jsonl"), but=())
+    first, last = read(undisturbed[0].with_name("undisturbed.jsonl.meta.jsonl"), but=())
     assert (first["event"], last["event"]) == ("start", "end")
     assert {"versions", "command", "identity", "target", "drafter", "dtype", "device", "machine"} <= set(first)
     assert last["rows"] == len(LIMITS)
@@ -132,7 +132,7 @@ def test_a_killed_run_resumes_without_losing_or_repeating_a_row(undisturbed, pro
     assert json.loads(result.stdout)["tokens"] == sum(LIMITS) > json.loads(result.stdout)["new_tokens"]
     counts = ("seconds", "steps", "drafted", "accepted", "acceptance_histogram")  # drafts may depend on the batch
     assert read(out, counts) == read(undisturbed[0], counts)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.jsonl", "out.meta.jsonl"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.jsonl", "out.jsonl.meta.jsonl"]
 
 
 def test_ctrl_c_keeps_finished_rows_and_says_how_to_go_on(undisturbed, prompts, tmp_path):

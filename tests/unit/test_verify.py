@@ -142,3 +142,11 @@ def test_the_visible_text_ends_before_the_stop(ids, stop, least, last):
         assert text == decode(emitted[:-1])
     else:
         assert text == decode(emitted)
+
+
+def test_a_token_that_is_an_end_id_and_completes_a_stop_string_counts_as_the_id():
+    ending = row([1], stop=("ba",))
+    assert find_end(ending, [EOS, 0], decode) == End(1, "stop", EOS)
+    ending.token_ids.append(EOS)
+    assert visible_text(ending, End(1, "stop", EOS), decode) == "b"
+    assert find_end(row([1], stop=("ba",)), [0, EOS], decode) == End(1, "stop", "ba"), "an earlier string still wins"

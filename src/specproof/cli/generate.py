@@ -37,7 +37,7 @@ def generate(
     device: Annotated[str | None, _model(help="cpu (default), cuda, cuda:1 ...")] = None,
     device_map: Annotated[str | None, _model(help="Spread over devices: auto ...")] = None,
     attention: Annotated[str, _model(help="sdpa or eager.")] = "sdpa",
-    threads: Annotated[int | None, _model(min=1, help="CPU threads.")] = None,
+    threads: Annotated[int | None, _model(min=1, max=1024, help="CPU threads.")] = None,
     trust_remote_code: Annotated[bool, _model("--trust-remote-code", help="Run code that comes with a model.")] = False,
     allow_pickle: Annotated[bool, _model("--allow-pickle", help="Load pickled weights; they can run code.")] = False,
     max_new_tokens: Annotated[int, _row(min=1, help="Most tokens per row.")] = 128,

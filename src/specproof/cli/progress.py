@@ -1,6 +1,7 @@
 """The progress bar of a job, and its closing table."""
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
@@ -14,10 +15,13 @@ from specproof.step import StepRecord
 class RowProgress:
     """An observer that shows rows, tokens per second, acceptance and time left, if stderr is a terminal to itself."""
 
-    def __init__(self, statistics: Statistics, num_done: int, num_rows: int, results_on_stdout: bool) -> None:
+    def __init__(
+        self, statistics: Statistics, num_done: Callable[[], int], num_rows: int, results_on_stdout: bool
+    ) -> None:
+        """num_done: rows whose results are written, refused ones too."""
         garbled = results_on_stdout and sys.stdout.isatty()
         console = Console(stderr=True)
-        self._statistics = statistics
+        self._statistics, self._num_done = statistics, num_done
         self._bar = Progress(
             BarColumn(),
             MofNCompleteColumn(),
@@ -27,7 +31,7 @@ class RowProgress:
             console=console,
             disable=garbled or not console.is_terminal,
         )
-        self._task = self._bar.add_task("", total=num_rows, completed=num_done, rates="")
+        self._task = self._bar.add_task("", total=num_rows, completed=num_done(), rates="")
 
     def __enter__(self) -> "RowProgress":
         self._bar.start()
@@ -41,7 +45,7 @@ class RowProgress:
         rates = f", {self._statistics.emitted / elapsed:.1f} tokens/s" if elapsed else ""
         if acceptance is not None:
             rates += f", {acceptance:.0%} of drafts accepted"
-        self._bar.update(self._task, advance=len(record.finished), rates=rates)
+        self._bar.update(self._task, completed=self._num_done() + len(record.finished), rates=rates)
 
 
 def print_summary(summary: dict[str, Any], console: Console) -> None:

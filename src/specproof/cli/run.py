@@ -44,7 +44,7 @@ def run(job: Job, resume: bool, overwrite: bool, as_json: bool) -> int:
             tally.add(result, resumed=True)
         started = perf_counter()
         try:
-            with RowProgress(statistics, results.num_done, source.num_rows, job.out is None) as progress:
+            with RowProgress(statistics, lambda: results.num_done, source.num_rows, job.out is None) as progress:
                 if engine is not None:
                     engine.observers.append(progress)
                     run_job(job, engine, source, results, tally)

@@ -24,7 +24,10 @@ class DraftRow:
 
 @dataclass(frozen=True, slots=True)
 class DeviceDrafts:
-    """Drafts that have not left the device: `ids` (R, K) long, of which row i uses the first `counts[i]`."""
+    """Drafts that have not left the device: `ids` (R, K) long, of which row i uses the first `counts[i]`.
+
+    The ids are trusted to be in the target's vocabulary: looking at them would make the host wait.
+    """
 
     ids: Tensor
     counts: list[int]

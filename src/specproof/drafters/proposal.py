@@ -38,6 +38,13 @@ def check_proposal(
                 f"the drafter answered {len(proposed.counts)} rows of {len(rows)}; one answer a row is needed"
             )
         counts = proposed.counts
+        for row, count in zip(rows, counts, strict=True):
+            most = min(max_tokens, row.max_tokens, proposed.ids.shape[1])
+            if not 0 <= count <= most:
+                raise DrafterError(f"row {row.request_id}: {count} drafts on the device, at most {most} can be used")
+        if proposed.ids.shape[0] != len(rows) or proposed.ids.dtype != torch.long:
+            shape = tuple(proposed.ids.shape)
+            raise DrafterError(f"drafts on the device must be long, one row each, not {proposed.ids.dtype} {shape}")
         width = proposed.ids.shape[1]
         index = [i * width + j for i, count in enumerate(counts) for j in range(count)]
         ids = proposed.ids.flatten()
@@ -53,7 +60,7 @@ def check_proposal(
         if len(ids) > max_tokens:
             raise DrafterError(f"row {row.request_id}: {len(ids)} drafts proposed, at most {max_tokens} were asked for")
         for token in ids:
-            if not hasattr(token, "__index__") or not 0 <= token < vocab_size:
+            if isinstance(token, torch.Tensor) or not hasattr(token, "__index__") or not 0 <= token < vocab_size:
                 raise DrafterError(
                     f"row {row.request_id}: draft {token!r} is no id of the target's vocabulary (0 to {vocab_size - 1})"
                 )

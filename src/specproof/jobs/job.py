@@ -1,5 +1,6 @@
 """A job as data: what to decode, with what, and where the results go."""
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ DRAFTERS = {
     "prompt-lookup": "the tokens that followed the row's last few tokens when they occurred before (default)",
     "none": "no drafts: one token per row and step",
 }
+
+
+_SAMPLE = 1 << 20  # bytes at either end of a file that tell one set of weights from another
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +81,8 @@ class Job:
         defaults = self.defaults
         return {
             "input_sha256": source.sha256,
-            "target": _resolved(self.target_name),
-            "drafter": self.drafter_name and _resolved(self.drafter_name),
+            "target": _model(self.target_name),
+            "drafter": self.drafter_name and _model(self.drafter_name),
             "dtype": self.dtype,
             "chat": self.chat,
             "max_new_tokens": defaults.max_new_tokens,
@@ -88,5 +92,17 @@ class Job:
         }
 
 
-def _resolved(name: str) -> str:
-    return str(Path(name).resolve()) if Path(name).exists() else name
+def _model(name: str) -> dict[str, Any]:
+    """What a model is: a hub name as it is, a folder by its files. Large files count by size, beginning and end."""
+    folder = Path(name)
+    if not folder.is_dir():
+        return {"name": name}
+    digest = hashlib.sha256()
+    for path in sorted(path for path in folder.iterdir() if path.is_file()):
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size} ".encode())
+        with path.open("rb") as file:
+            digest.update(file.read(_SAMPLE))
+            file.seek(max(0, size - _SAMPLE))
+            digest.update(file.read(_SAMPLE))
+    return {"name": str(folder.resolve()), "files": digest.hexdigest()}

@@ -13,7 +13,7 @@ from specproof.jobs.results import cut_torn_line
 
 
 def sidecar_path(out: Path) -> Path:
-    return out.with_name(out.name.removesuffix(".jsonl") + ".meta.jsonl")
+    return out.with_name(out.name + ".meta.jsonl")
 
 
 def begin_sidecar(out: Path, start: dict[str, Any]) -> None:

@@ -152,6 +152,11 @@ class LeftPadded:
             source = _source(pads, place, {}, self._pool.cells.capacity, capacity)
             self._cells.reshape(len(pads), capacity)
             self._cells.copy_from(self._pool.cells, source, torch.arange(len(source)))
+        if self._written.keys() <= pads.keys():  # nobody waits: the pool would only hold copies
+            for row in pads:
+                if row in self._pool:
+                    self._pool.release(row)
+                    self._pooled[row] = 0
 
     def _park(self, rows: list[str]) -> None:
         """Copy to the pool what it does not hold yet of rows in the rectangle."""

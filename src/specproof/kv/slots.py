@@ -9,7 +9,7 @@ SLACK = 1.25
 
 
 class Slots:
-    """Cells whose rows are slots: at most SLACK times as many as live rows, and as long as the longest of them asks.
+    """Cells whose rows are slots: all together at most SLACK times what the longest live row asks, for each live row.
 
     A slot is taken in `admit` and given up in `release`. Memory changes shape only in `reserve`, before a forward: each
     change copies all of it, so it does not follow every token and every row that finishes.
@@ -41,10 +41,11 @@ class Slots:
             self._asks[row] = max(self._asks[row], need)
         need = max(self._asks.values(), default=0)
         cells, live = self.cells, len(self._slot)
-        fits = need <= cells.capacity <= need * SLACK
-        if fits and cells.rows <= live * SLACK and None not in self._slot.values():
+        fits = need <= cells.capacity and cells.rows * cells.capacity <= SLACK * need * live
+        if fits and None not in self._slot.values():
             return
-        capacity = cells.capacity if fits else int(need * SLACK)
+        # Half of the slack is for tokens to come, the other half for rows to go.
+        capacity = int(need * SLACK**0.5)
         placed = sorted((slot, row) for row, slot in self._slot.items() if slot is not None)
         order = [row for _, row in placed] + [row for row, slot in self._slot.items() if slot is None]
         if cells.rows == 0:

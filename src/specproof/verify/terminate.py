@@ -25,6 +25,8 @@ class End:
 def find_end(row: Sequence, new: Ids[int], decode: Decode | None) -> End:
     """The first of: an end id, a completed stop string, the row's limit. A stop at the limit counts as a stop.
 
+    An end id that completes a stop string counts as the id.
+
     new: ids chosen after the row's tokens. decode: needed for stop strings only.
     """
     new = new[: row.remaining]
@@ -34,7 +36,7 @@ def find_end(row: Sequence, new: Ids[int], decode: Decode | None) -> End:
         end = End(at + 1, "stop", new[at])
     if row.request.stop:
         assert decode is not None, "stop strings are refused at intake without a tokenizer"
-        end = _find_stop_string(row, new[: end.kept], decode) or end
+        end = _find_stop_string(row, new[: end.kept - (at is not None)], decode) or end
     return end
 
 
