@@ -5,7 +5,7 @@ from families import FAMILIES, VOCAB
 from subjects import LIMIT, PAD, clean, generate, judge, prompts, spoil, traces_of
 
 from specproof.audit import audit_traces
-from specproof.audit.trace import Verdict
+from specproof.audit.verdict import Verdict
 
 ROW = 3
 

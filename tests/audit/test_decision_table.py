@@ -26,7 +26,11 @@ CASES = [
     (0.3, HOLD | {"batch": -0.01}, None, "batch-variance"),
     (0.3, HOLD | {"precision-up": -0.01}, None, "near-tie"),
     (0.3, HOLD, None, "unexplained"),
+    # Under the run's noise, but nothing moves at this place.
+    (0.09, dict.fromkeys(HOLD, 0.1), None, "unexplained"),
+    (0.09, dict.fromkeys(HOLD, 0.1) | {"batch": 0.06}, None, "near-tie"),
     (0.3, {}, None, "unexplained"),
+    (0.05, {}, None, "unexplained"),
     # Large margins: no control makes them benign.
     (5.0, dict.fromkeys(HOLD, -1.0), None, "unexplained"),
     (5.0, dict.fromkeys(HOLD, -1.0), "many", "lost-sync"),
@@ -45,6 +49,12 @@ CASES = [
 def test_the_class_follows_from_the_evidence(margin, controls, signature, cls):
     found, why = decide(Evidence(margin, NOISE, controls, signature))
     assert (found, bool(why)) == (cls, True)
+
+
+def test_a_margin_of_one_unit_in_the_last_place_is_a_near_tie_though_nothing_moves():
+    still = dict.fromkeys(HOLD, 0.09)
+    assert decide(Evidence(0.09, NOISE, still, step=0.09))[0] == "near-tie"
+    assert decide(Evidence(0.09, NOISE, still, step=0.08))[0] == "unexplained"
 
 
 def test_the_table_covers_every_class_and_signature():

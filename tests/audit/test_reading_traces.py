@@ -22,13 +22,18 @@ class Words:
 
 
 FORMS = {
-    "vllm": {"request_id": "a", "prompt_token_ids": PROMPT, "outputs": [{"token_ids": OUTPUT, "finish_reason": "stop"}]},
+    "vllm": {
+        "request_id": "a", "prompt_token_ids": PROMPT,
+        "outputs": [{"index": 0, "token_ids": OUTPUT, "finish_reason": "stop", "stop_reason": None}],
+    },
     "vllm-flat": {"id": "a", "prompt_token_ids": PROMPT, "token_ids": OUTPUT, "finish_reason": "stop"},
     "sglang": {
         "input_ids": PROMPT, "output_ids": OUTPUT, "text": "8 9",
         "meta_info": {"id": "a", "finish_reason": {"type": "stop", "matched": 9}},
     },
-    "ours-with-prompt": {"id": "a", "prompt_ids": PROMPT, "token_ids": OUTPUT, "prompt_len": 3, "finish_reason": "stop"},
+    "ours-with-prompt": {
+        "id": "a", "prompt_ids": PROMPT, "token_ids": OUTPUT, "prompt_len": 3, "finish_reason": "stop",
+    },
 }  # fmt: skip
 
 

@@ -35,13 +35,19 @@ class Evidence:
 
     margin: logit of the target's choice minus that of the candidate's token. noise: the measured threshold.
     controls: see Controls.run; empty where none were needed. signature: a key of SIGNATURES; None where the margin is
-    not large.
+    not large. step: one unit in the last place of the choice's logit.
     """
 
     margin: float
     noise: float
     controls: Mapping[str, float | None]
     signature: str | None = None
+    step: float = 0.0
+
+    @property
+    def spread(self) -> float:
+        """The most that the margin moves at this very place, from shape to shape and one precision up."""
+        return max((abs(margin - self.margin) for margin in self.controls.values() if margin is not None), default=0.0)
 
     @property
     def is_large(self) -> bool:
@@ -72,8 +78,10 @@ def decide(evidence: Evidence) -> tuple[str, str]:
         return "width-variance", f"the target alone takes the candidate's token in another shape ({shapes})"
     if "batch" in flips:
         return "batch-variance", "the target takes the candidate's token when the row sits in a batch"
-    if evidence.margin <= evidence.noise:
-        return "near-tie", "the margin is not above the measured noise"
+    if evidence.margin <= evidence.noise and evidence.margin <= max(evidence.step, LARGE * evidence.spread):
+        return "near-tie", "the margin is not above the measured noise, and it moves at this place too"
     if "precision-up" in flips:
         return "near-tie", "computed one precision up the target takes the candidate's token: this dtype rounds it away"
+    if evidence.margin <= evidence.noise:
+        return "unexplained", f"the margin is more than {LARGE} times what it moves by at this place, in any control"
     return "unexplained", "the margin is above the measured noise, and no control gives the candidate's token"

@@ -15,9 +15,10 @@ class Finding:
     """A divergence explained: the row's gravest one. index: of the output token, from 0. Units: logits.
 
     token, choice: the candidate's and the target's. before, after: the text around, None without a tokenizer.
-    margin: logit of choice minus logit of token. controls: the same margin in other shapes and one precision up.
-    differing: how many of the row's tokens are not the target's choice. prefix_ids: prompt and output before `index`:
-    feed them, and the target chooses again.
+    margin: logit of choice minus logit of token. step: a unit in the last place of the choice's logit.
+    controls: the same margin in other shapes and one precision up.
+    differing, first: how many of the row's tokens are not the target's choice, and the index of the first.
+    prefix_ids: prompt and output before `index`: feed them, and the target chooses again.
     """
 
     index: int
@@ -28,6 +29,8 @@ class Finding:
     cls: str
     why: str
     differing: int
+    first: int
+    step: float
     controls: Mapping[str, float | None] = field(default_factory=dict)
     signature: str | None = None
     detail: str | None = None

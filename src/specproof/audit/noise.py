@@ -87,6 +87,11 @@ def measure_noise(lm: LM, rows: Sequence[ScoredRow], width: int, num_positions: 
     return Noise(threshold_of.samples, threshold_of.step, near, len(gaps))
 
 
+def last_place(lm: LM, logit: float) -> float:
+    """One unit in the last place of a logit of this size, in the target's dtype."""
+    return torch.finfo(lm.dtype).eps * abs(logit)
+
+
 def _spread(rows: Sequence[ScoredRow]) -> list[ScoredRow]:
     """At most BATCH rows, evenly over the longer half, so that the windows are long."""
     longest = max((len(row.score.tokens) for row in rows), default=0)
@@ -114,7 +119,7 @@ def _moves(row: ScoredRow, index: int, logits: torch.Tensor) -> list[float]:
 
 
 def _step(lm: LM, rows: Sequence[ScoredRow]) -> float:
-    return torch.finfo(lm.dtype).eps * max((row.score.scale for row in rows), default=1.0)
+    return max((last_place(lm, top) for row in rows for top in row.score.tops), default=0.0)
 
 
 def _quantile(values: Sequence[float], q: float) -> float:

@@ -22,7 +22,7 @@ class Score:
     choices (n + 1): its own choices, first argmax. others (n + 1): the runners-up. gaps (n + 1): top-1 minus top-2.
     margins (n): logit of the choice minus logit of the candidate's token; 0 where they are equal (a tie included).
     end_margin: behind the last token, logit of the choice minus that of the best ending id; None without such ids.
-    scale: the largest absolute logit among the choices.
+    tops (n + 1): the logits of the choices.
     """
 
     tokens: tuple[int, ...]
@@ -31,7 +31,7 @@ class Score:
     gaps: tuple[float, ...]
     margins: tuple[float, ...]
     end_margin: float | None
-    scale: float
+    tops: tuple[float, ...]
 
     @property
     def differing(self) -> tuple[int, ...]:
@@ -68,7 +68,7 @@ def score_row(
         gaps=tuple(a - b for a, b in zip(top, second, strict=True)),
         margins=tuple(a - b for a, b in zip(top[:n], given[:n], strict=True)),
         end_margin=end_margin,
-        scale=max(map(abs, top)),
+        tops=tuple(top),
     )
 
 
