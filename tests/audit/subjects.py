@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from families import VOCAB, tiny_lm
 
-from specproof.audit.traces import Trace
+from specproof.audit.trace_row import Trace
 from specproof.lm import LM
 from specproof.request import Request
 

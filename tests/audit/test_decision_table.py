@@ -5,7 +5,7 @@ import pytest
 from specproof.audit.compare import first_difference, rouge_l, wilson
 from specproof.audit.diagnose import BENIGN, CLASSES, LARGE, SIGNATURES, Evidence, decide
 from specproof.audit.structure import check_end, find_loop, judged_length
-from specproof.audit.traces import Trace
+from specproof.audit.trace_row import Trace
 from specproof.request import Request
 
 HOLD = {"width-1": 0.2, "width-6": 0.2, "alone": 0.2, "batch": 0.2, "precision-up": 0.2}

@@ -8,7 +8,7 @@ from specproof.audit.finding import Against
 from specproof.audit.noise import ScoredRow
 from specproof.audit.score import score_row
 from specproof.audit.structure import Termination, check_end, find_loop, judged_length
-from specproof.audit.traces import Trace
+from specproof.audit.trace_row import Trace
 from specproof.errors import InputError
 from specproof.lm import LM
 from specproof.tokenizer import Tokenizer

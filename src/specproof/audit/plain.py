@@ -11,7 +11,7 @@ import torch
 
 from specproof.audit.compare import first_difference, rate
 from specproof.audit.score import first_choice
-from specproof.audit.traces import Trace
+from specproof.audit.trace_row import Trace
 from specproof.lm import LM
 from specproof.reference import decode_reference
 

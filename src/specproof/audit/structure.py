@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from specproof.audit.traces import Trace
+from specproof.audit.trace_row import Trace
 
 LOOP_PERIOD, LOOP_TIMES, LOOP_TOKENS = 8, 4, 8
 

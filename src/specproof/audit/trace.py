@@ -7,7 +7,7 @@ from specproof.audit.finding import RowVerdict
 from specproof.audit.judge import Judge
 from specproof.audit.noise import BATCH, NUM_POSITIONS, measure_noise
 from specproof.audit.plain import measure_floor
-from specproof.audit.traces import Trace
+from specproof.audit.trace_row import Trace
 from specproof.audit.verdict import Verdict
 from specproof.lm import LM
 from specproof.tokenizer import Tokenizer
