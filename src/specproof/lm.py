@@ -61,6 +61,7 @@ class LM:
         parameters = inspect.signature(model.forward).parameters
         self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
         self._keeps_logits = "logits_to_keep" in parameters
+        self._takes_positions = "position_ids" in parameters
         _warn_processors(model)
 
     @property
@@ -89,12 +90,31 @@ class LM:
         return logits if self._keeps_logits else logits[:, columns]
 
     @torch.inference_mode()
-    def plain_forward(self, ids: Tensor, state: object = None) -> tuple[Tensor, object]:
-        """The model's own forward with its own cache and attention: ids (1, n) -> logits (1, n, V), new state."""
-        out = self.model(input_ids=ids, use_cache=True, **{self._cache_argument: state})
+    def plain_forward(
+        self,
+        ids: Tensor,
+        state: object = None,
+        columns: Tensor | None = None,
+        mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+    ) -> tuple[Tensor, object]:
+        """The model's own forward with its own cache and attention: ids (b, n) -> logits (b, m, V), new state.
+
+        columns: (m,) long, which of the n columns need logits; None: all. mask: (b, cached + n), 1 at real tokens;
+        position_ids: (b, n), left out for a model that takes none. Both are needed for left-padded rows only.
+        """
+        arguments: dict[str, Any] = {self._cache_argument: state}
+        if columns is not None and self._keeps_logits:
+            arguments["logits_to_keep"] = columns
+        if mask is not None:
+            arguments["attention_mask"] = mask
+        if position_ids is not None and self._takes_positions:
+            arguments["position_ids"] = position_ids
+        out = self.model(input_ids=ids, use_cache=True, **arguments)
         if out.get(self._cache_argument) is None:
             raise UnsupportedModelError(f"{type(self.model).__name__} keeps no KV cache")
-        return out.logits, out[self._cache_argument]
+        logits = out.logits if columns is None or self._keeps_logits else out.logits[:, columns]
+        return logits, out[self._cache_argument]
 
 
 def load_model(

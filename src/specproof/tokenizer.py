@@ -41,6 +41,12 @@ class Tokenizer:
         added = {index for index, token in self._hf.added_tokens_decoder.items() if token.special}
         return frozenset(added.union(self._hf.all_special_ids))
 
+    @property
+    def named_ids(self) -> dict[str, int]:
+        """The ids of `pad`, `unk` and `bos`, those that this tokenizer has."""
+        found = {name: getattr(self._hf, f"{name}_token_id", None) for name in ("pad", "unk", "bos")}
+        return {name: index for name, index in found.items() if index is not None}
+
     def vocabulary(self) -> dict[int, str]:
         """Every id and its token, as the vocabulary spells it. The model's padded embedding rows have none."""
         return {index: token for token, index in self._hf.get_vocab().items()}

@@ -64,7 +64,7 @@ def undisturbed(prompts, smollm2_folder) -> tuple[Path, dict]:
 def test_help_is_quick_because_it_does_not_import_torch():
     code = "import sys, specproof.cli.app; print('torch' in sys.modules, 'transformers' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).split() == ["False", "False"]
-    for arguments in ([], ["generate"], ["methods"], ["env"], ["demo"]):
+    for arguments in ([], ["generate"], ["methods"], ["env"], ["demo"], ["audit"], ["audit", "trace"]):
         assert specproof(*arguments, "--help").exit_code == 0
 
 

@@ -5,6 +5,7 @@ import sys
 
 import typer
 
+from specproof.cli.audit import audit
 from specproof.cli.env import env
 from specproof.cli.exits import clear_exits
 from specproof.cli.generate import generate
@@ -20,6 +21,7 @@ app = typer.Typer(
 app.command()(generate)
 app.command()(methods)
 app.command()(env)
+app.add_typer(audit, name="audit")
 
 
 @app.command()

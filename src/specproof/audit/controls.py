@@ -1,0 +1,56 @@
+"""Controls: one divergence put to the target again, in other shapes and in one precision up."""
+
+from collections.abc import Sequence
+
+from specproof.audit.noise import BATCH, ScoredRow
+from specproof.audit.score import pair_margin
+from specproof.audit.shapes import in_batch, in_blocks, one_precision_up, prefix_alone
+from specproof.lm import LM
+
+SPAN = 64  # tokens before the divergence that are fed in the control's own shape; what lies before is prefilled
+
+
+class Controls:
+    """Runs them. The wider copy of the model is made when it is first asked for, and kept."""
+
+    def __init__(self, lm: LM, width: int) -> None:
+        self.lm, self.width = lm, width
+        self._wider: LM | None = None
+
+    def run(self, row: ScoredRow, index: int, neighbours: Sequence[ScoredRow]) -> dict[str, float | None]:
+        """Control -> logit of the target's choice minus logit of the candidate's token, at output index `index`.
+
+        0 or less: in that shape the target takes the candidate's token. None: the control cannot be run here.
+        """
+        choice, token = row.score.choices[index], row.score.tokens[index]
+        last = row.prompt_len - 1 + index  # the position whose logits judge
+        start = max(row.prompt_len - 1, last - SPAN + 1)
+        count = last - start + 1
+        found: dict[str, float | None] = {}
+        for name, width in (("width-1", 1), (f"width-{self.width}", self.width)):
+            found[name] = pair_margin(in_blocks(self.lm, row.ids, start, count, width)[-1], choice, token)
+        found["alone"] = pair_margin(prefix_alone(self.lm, row.ids[: last + 1]), choice, token)
+        found["batch"] = self._in_batch(row, last, choice, token, neighbours)
+        found["precision-up"] = self._one_up(row, last, choice, token)
+        return found
+
+    def _in_batch(
+        self, row: ScoredRow, last: int, choice: int, token: int, neighbours: Sequence[ScoredRow]
+    ) -> float | None:
+        """Among neighbours; where the run has too few, the row's own prefixes sit beside it."""
+        count = min(SPAN, last)
+        if count < 1:
+            return None
+        others = [other for other in neighbours if other is not row and len(other.ids) > count][: BATCH - 1]
+        rows = [row.ids, *(other.ids for other in others)]
+        starts = [last + 1 - count, *(min(other.prompt_len, len(other.ids) - count) for other in others)]
+        for k in range(BATCH - len(rows)):
+            rows.append(row.ids)
+            starts.append(max(1, last + 1 - count - k))
+        return pair_margin(in_batch(self.lm, rows, starts, count)[0, -1], choice, token)
+
+    def _one_up(self, row: ScoredRow, last: int, choice: int, token: int) -> float | None:
+        self._wider = self._wider or one_precision_up(self.lm)
+        if self._wider is None:
+            return None
+        return pair_margin(prefix_alone(self._wider, row.ids[: last + 1]), choice, token)

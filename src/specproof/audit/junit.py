@@ -1,0 +1,54 @@
+"""The verdict as JUnit XML: a test case per row, so that a CI shows which row failed and why."""
+
+from pathlib import Path
+from xml.etree.ElementTree import Element, ElementTree, SubElement, indent
+
+from specproof.audit.finding import RowVerdict
+from specproof.audit.verdict import Verdict
+from specproof.errors import ResultsError
+
+
+def write_junit(verdict: Verdict, path: Path) -> None:
+    """faulty: failure; unexplained: error; unjudged: skipped. Raises ResultsError if it cannot be written."""
+    counts = verdict.counts
+    suite = Element(
+        "testsuite",
+        name="specproof audit trace",
+        tests=str(len(verdict.rows)),
+        failures=str(counts["faulty"]),
+        errors=str(counts["unexplained"]),
+        skipped=str(counts["unjudged"]),
+    )
+    for row in verdict.rows:
+        case = SubElement(suite, "testcase", classname="trace", name=row.id)
+        tag = {"faulty": "failure", "unexplained": "error", "unjudged": "skipped"}.get(row.status)
+        if tag is not None:
+            SubElement(case, tag, type=row.cls, message=describe(row))
+    indent(suite)
+    try:
+        ElementTree(suite).write(path, encoding="utf-8", xml_declaration=True)
+    except OSError as error:
+        raise ResultsError(f"cannot write {path}: {error.strerror}") from error
+
+
+def describe(row: RowVerdict) -> str:
+    """A row's verdict in a line; control characters shown as escapes."""
+    parts = []
+    if row.error is not None:
+        parts.append(f"no output: {row.error}")
+    if not row.confident:
+        parts.append("text only: low confidence")
+    if (found := row.finding) is not None:
+        parts.append(
+            f"token {found.index} is {_show(found.token, found.token_text)}, the target takes "
+            f"{_show(found.choice, found.choice_text)}: margin {found.margin:.3g}, noise {found.noise:.3g}; {found.why}"
+        )
+        if found.detail:
+            parts.append(found.detail + (f" (row {found.other_row})" if found.other_row is not None else ""))
+    if row.termination is not None:
+        parts.append(f"{row.termination.kind}: {row.termination.message}")
+    return "; ".join(parts)
+
+
+def _show(token: int, text: str | None) -> str:
+    return str(token) if text is None else f"{token} {text!r}"
