@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from specproof.audit import audit_traces
 from specproof.audit.diagnose import BENIGN
 from specproof.cli.app import app
+from specproof.jobs.sidecar import sidecar_path
 from specproof.lm import load_model
 from specproof.tokenizer import Tokenizer
 
@@ -46,7 +47,7 @@ def changed(out: Path, path: Path, **changes) -> Path:
     """A copy in which the third row is another."""
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     rows[2] |= changes
-    path.with_suffix(".meta.jsonl").write_bytes(out.with_suffix(".meta.jsonl").read_bytes())
+    sidecar_path(path).write_bytes(sidecar_path(out).read_bytes())
     return write_lines(path, rows)
 
 

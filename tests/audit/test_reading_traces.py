@@ -85,12 +85,14 @@ def test_the_sidecar_tells_the_rules_and_whether_the_prompts_are_the_same(tmp_pa
     inputs = write_lines(tmp_path / "p.jsonl", [{"id": "a", "prompt": "5 6 7"}])
     out = write_lines(tmp_path / "t.jsonl", [{"id": "a", "token_ids": OUTPUT, "prompt_len": 5}])
     identity = {"max_new_tokens": 4, "min_new_tokens": 1, "stop": ["x"], "ignore_eos": True, "chat": True}
-    write_lines(tmp_path / "t.meta.jsonl", [{"event": "start", "identity": identity}])
+    write_lines(tmp_path / "t.jsonl.meta.jsonl", [{"event": "start", "identity": identity}])
     (trace,) = read_traces(out, Words(), inputs)
     request = trace.request
     assert trace.prompt_ids == (99, 5, 6, 7, 98)
     assert (request.max_new_tokens, request.min_new_tokens, request.stop, request.ignore_eos) == (4, 1, ("x",), True)
-    write_lines(tmp_path / "t.meta.jsonl", [{"event": "start", "identity": {**identity, "input_sha256": "other"}}])
+    write_lines(
+        tmp_path / "t.jsonl.meta.jsonl", [{"event": "start", "identity": {**identity, "input_sha256": "other"}}]
+    )
     with pytest.raises(InputError, match="not the input that these results were made from"):
         read_traces(out, Words(), inputs)
 

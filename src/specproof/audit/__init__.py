@@ -4,12 +4,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from specproof.audit.auditor import audit_engine
+    from specproof.audit.probe import Probe
     from specproof.audit.trace import audit_traces
     from specproof.audit.verdict import Verdict
 
-__all__ = ["Verdict", "audit_traces"]
+__all__ = ["Probe", "Verdict", "audit_engine", "audit_traces"]
 
-_HOME = {"audit_traces": "trace", "Verdict": "verdict"}
+_HOME = {"Probe": "probe", "Verdict": "verdict", "audit_engine": "auditor", "audit_traces": "trace"}
 
 
 def __getattr__(name: str) -> Any:

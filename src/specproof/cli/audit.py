@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from specproof.cli.audit_engine import engine, faults
 from specproof.cli.exits import clear_exits
 
 audit = typer.Typer(help="Judge output by its target, and explain every difference.", no_args_is_help=True)
@@ -13,6 +14,10 @@ audit = typer.Typer(help="Judge output by its target, and explain every differen
 @audit.callback()
 def _commands() -> None:
     """Judge output by its target, and explain every difference."""
+
+
+audit.command()(engine)
+audit.command()(faults)
 
 
 @audit.command()
