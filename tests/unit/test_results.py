@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specproof.config import EngineConfig
 from specproof.errors import ResultsError
 from specproof.jobs.in_order import InOrder, StreamResults
 from specproof.jobs.inputs import InputFile, open_input
+from specproof.jobs.job import Job
 from specproof.jobs.result import refusal_of, result_of, to_line
 from specproof.jobs.results import (
     FileResults,
@@ -20,7 +22,7 @@ from specproof.jobs.results import (
 )
 from specproof.jobs.row import InputRow
 from specproof.jobs.sidecar import append_to_sidecar, begin_sidecar, check_identity, sidecar_path
-from specproof.request import Output
+from specproof.request import Output, Request
 
 NUM_ROWS = 6
 
@@ -259,3 +261,21 @@ def test_two_processes_cannot_write_the_same_results(tmp_path):
     assert not list(tmp_path.iterdir()), "the lock goes with its writer"
     with only_writer(out):
         pass
+
+
+def test_a_folder_is_another_model_once_its_weights_are_others(tmp_path):
+    weights = tmp_path / "model.safetensors"
+    big = bytes(3 << 20)
+    seen = []
+    for content in (big, b"x" + big[1:], big[:-1] + b"x", big[:-1]):
+        weights.write_bytes(content)
+        job = Job(input="-", out=None, config=EngineConfig(), defaults=Request(()), target=str(tmp_path))
+        seen.append(job.identity(Source())["target"])
+    assert len(set(seen)) == 4
+    assert all(str(tmp_path) in name for name in seen)
+
+
+class Source:
+    """An input that is nobody's concern here."""
+
+    sha256 = "none"

@@ -92,11 +92,11 @@ class Job:
         }
 
 
-def _model(name: str) -> dict[str, Any]:
+def _model(name: str) -> str:
     """What a model is: a hub name as it is, a folder by its files. Large files count by size, beginning and end."""
     folder = Path(name)
     if not folder.is_dir():
-        return {"name": name}
+        return name
     digest = hashlib.sha256()
     for path in sorted(path for path in folder.iterdir() if path.is_file()):
         size = path.stat().st_size
@@ -105,4 +105,4 @@ def _model(name: str) -> dict[str, Any]:
             digest.update(file.read(_SAMPLE))
             file.seek(max(0, size - _SAMPLE))
             digest.update(file.read(_SAMPLE))
-    return {"name": str(folder.resolve()), "files": digest.hexdigest()}
+    return f"{folder.resolve()} (files {digest.hexdigest()[:16]})"
