@@ -7,22 +7,22 @@ from pathlib import Path
 
 import torch
 
+from specproof.assembly import ModelLike, as_drafter, as_lm
 from specproof.choice import Ban, choose
 from specproof.config import EngineConfig
-from specproof.drafters import Drafter, DraftRow, ModelDrafter, StatefulDrafter
+from specproof.drafters import Drafter, DraftRow, StatefulDrafter
 from specproof.drafters.proposal import NO_DRAFTS, Proposal, check_proposal
 from specproof.errors import ConfigError, DrafterError, RequestError
 from specproof.intake import admit
 from specproof.kv import LAYOUTS
 from specproof.kv.layout import Feed
-from specproof.lm import LM, HFModel, load_model
 from specproof.request import Output, Request
 from specproof.schedulers import SCHEDULERS, Schedule
 from specproof.sequence import Sequence
 from specproof.statistics import Statistics
 from specproof.step import PrefillChunk, RowStep, StepRecord
 from specproof.support import require_supported
-from specproof.tokenizer import Tokenizer, require_same
+from specproof.tokenizer import Tokenizer
 from specproof.verify.accept import COMMITS, count_accepted
 from specproof.verify.terminate import End, find_end, visible_text
 
@@ -42,8 +42,8 @@ class Engine:
 
     def __init__(
         self,
-        target: LM | HFModel | str | Path,
-        drafter: Drafter | LM | HFModel | str | Path | None = None,
+        target: ModelLike,
+        drafter: Drafter | ModelLike | None = None,
         config: EngineConfig | None = None,
         tokenizer: Tokenizer | None = None,
         draft_tokenizer: Tokenizer | None = None,
@@ -53,9 +53,9 @@ class Engine:
         if drafter is not None and not parts.drafts:
             raise ConfigError(f"method {self.config.method!r} does not draft; leave the drafter out")
         self.tokenizer = Tokenizer.load(target) if tokenizer is None and isinstance(target, str | Path) else tokenizer
-        self.target = _as_lm(target)
+        self.target = as_lm(target)
         require_supported(self.target, self.config.attention)
-        self.drafter = self._as_drafter(drafter, draft_tokenizer)
+        self.drafter = as_drafter(drafter, self.target, self.tokenizer, draft_tokenizer, self.config)
         self.statistics = Statistics()
         self.observers: list[Observer] = [self.statistics]
         self.layout = LAYOUTS[parts.layout](self.target, self.config.attention)
@@ -223,38 +223,6 @@ class Engine:
                 self.drafter.release(name)
         self._running = {}
         self._scheduler = SCHEDULERS[self.config.parts.scheduler](self.config)
-
-    def _as_drafter(
-        self, drafter: Drafter | LM | HFModel | str | Path | None, tokenizer: Tokenizer | None
-    ) -> Drafter | None:
-        if drafter is None:
-            return None
-        if hasattr(drafter, "propose"):
-            if isinstance(drafter, type):
-                raise ConfigError(f"the drafter is the class {drafter.__name__}; give an object of it")
-            if hasattr(drafter, "commit") != hasattr(drafter, "release"):
-                raise ConfigError(
-                    f"{type(drafter).__name__} has one of commit and release; a stateful drafter has both"
-                )
-            return drafter  # type: ignore[return-value]
-        if isinstance(drafter, str | Path):
-            tokenizer = tokenizer or Tokenizer.load(drafter)
-        if self.tokenizer is not None and tokenizer is not None:
-            require_same(self.tokenizer, tokenizer)
-        lm = _as_lm(drafter, like=self.target)  # type: ignore[arg-type]
-        require_supported(lm, self.config.attention)
-        layout = LAYOUTS[self.config.parts.layout](lm, self.config.attention)
-        return ModelDrafter(lm, layout, self.target.vocab_size, self.config.prefill_chunk)
-
-
-def _as_lm(model: LM | HFModel | str | Path, like: LM | None = None) -> LM:
-    if isinstance(model, LM):
-        return model
-    if isinstance(model, str | Path):
-        return load_model(model) if like is None else load_model(model, dtype=like.dtype_name, device=str(like.device))
-    if not isinstance(model, HFModel):
-        raise ConfigError(f"{model!r} is no model; give a Hugging Face model, an LM, a folder or a hub name")
-    return LM(model)
 
 
 def _length(ids: object) -> int:

@@ -1,0 +1,56 @@
+"""From what a user names (a model, a folder, a drafter) to the parts of an engine that fit together."""
+
+from pathlib import Path
+
+from specproof.config import EngineConfig
+from specproof.drafters import Drafter, ModelDrafter
+from specproof.errors import ConfigError
+from specproof.kv import LAYOUTS
+from specproof.lm import LM, HFModel, load_model
+from specproof.support import require_supported
+from specproof.tokenizer import Tokenizer, require_same
+
+ModelLike = LM | HFModel | str | Path
+
+
+def as_lm(model: ModelLike, like: LM | None = None) -> LM:
+    """The model, loaded if it is a name or folder: with the dtype and on the device of `like`, if that is given.
+
+    Raises ConfigError for what is no model.
+    """
+    if isinstance(model, LM):
+        return model
+    if isinstance(model, str | Path):
+        return load_model(model) if like is None else load_model(model, dtype=like.dtype_name, device=str(like.device))
+    if not isinstance(model, HFModel):
+        raise ConfigError(f"{model!r} is no model; give a Hugging Face model, an LM, a folder or a hub name")
+    return LM(model)
+
+
+def as_drafter(
+    drafter: Drafter | ModelLike | None,
+    target: LM,
+    target_tokenizer: Tokenizer | None,
+    draft_tokenizer: Tokenizer | None,
+    config: EngineConfig,
+) -> Drafter | None:
+    """The drafter; a model becomes a ModelDrafter with KV in the layout of the method.
+
+    Raises TokenizerMismatchError where both tokenizers are known and differ, ConfigError for what is no drafter.
+    """
+    if drafter is None:
+        return None
+    if hasattr(drafter, "propose"):
+        if isinstance(drafter, type):
+            raise ConfigError(f"the drafter is the class {drafter.__name__}; give an object of it")
+        if hasattr(drafter, "commit") != hasattr(drafter, "release"):
+            raise ConfigError(f"{type(drafter).__name__} has one of commit and release; a stateful drafter has both")
+        return drafter  # type: ignore[return-value]
+    if isinstance(drafter, str | Path):
+        draft_tokenizer = draft_tokenizer or Tokenizer.load(drafter)
+    if target_tokenizer is not None and draft_tokenizer is not None:
+        require_same(target_tokenizer, draft_tokenizer)
+    lm = as_lm(drafter, like=target)  # type: ignore[arg-type]
+    require_supported(lm, config.attention)
+    layout = LAYOUTS[config.parts.layout](lm, config.attention)
+    return ModelDrafter(lm, layout, target.vocab_size, config.prefill_chunk)
