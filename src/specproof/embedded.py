@@ -57,17 +57,11 @@ def default_model_folder(report: Callable[[str], None] | None = None) -> Path:
 
 def convert_gguf(gguf: Path, out: Path) -> None:
     """The converter: write the model and tokenizer of `gguf` to folder `out`, as float32 safetensors."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from specproof.lm import convert_gguf_weights  # here, because they import PyTorch
+    from specproof.tokenizer import convert_gguf_tokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
-    # The weights are plain float32 by now, but still marked as quantized, and save_pretrained refuses those.
-    quantizer = getattr(model, "hf_quantizer", None)
-    if quantizer is not None:
-        quantizer.remove_quantization_config(model)
-    model.save_pretrained(out)
-    tokenizer.save_pretrained(out)
+    convert_gguf_weights(gguf, out)
+    convert_gguf_tokenizer(gguf, out)
 
 
 def _find_gguf() -> Path:

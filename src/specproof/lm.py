@@ -162,6 +162,16 @@ def load_model(
     return LM(model)
 
 
+def convert_gguf_weights(gguf: Path, out: Path) -> None:
+    """Write the model of a GGUF file to folder `out`, as float32 safetensors."""
+    model: Any = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    # The weights are plain float32 by now, but still marked as quantized, and save_pretrained refuses those.
+    quantizer = getattr(model, "hf_quantizer", None)
+    if quantizer is not None:
+        quantizer.remove_quantization_config(model)
+    model.save_pretrained(out)
+
+
 def random_lm(family: str, seed: int, dtype: torch.dtype = torch.float64, **config: Any) -> LM:
     """A random model of a family, its weights spread out so that its choices depend on what it sees."""
     torch.manual_seed(seed)

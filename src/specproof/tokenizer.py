@@ -83,6 +83,11 @@ class Tokenizer:
         return self._hf(text, add_special_tokens=special, truncation=False, verbose=False)["input_ids"]
 
 
+def convert_gguf_tokenizer(gguf: Path, out: Path) -> None:
+    """Write the tokenizer of a GGUF file to folder `out`."""
+    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(out)
+
+
 def require_same(target: Tokenizer, draft: Tokenizer) -> None:
     """Raise TokenizerMismatchError, naming the first difference, unless both give text and ids the same meaning.
 

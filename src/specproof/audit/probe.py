@@ -12,15 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from transformers import PreTrainedModel
-
 from specproof.audit.cells import Cell, KeyPrints
 from specproof.audit.foreign import ForeignRows
 from specproof.audit.target_choices import TargetChoices
 from specproof.audit.violation import Violation
 from specproof.audit.watch import Seen, Watch
 from specproof.errors import ConfigError
-from specproof.lm import layer_windows
+from specproof.lm import HFModel, layer_windows
 
 # Of several rows at one step, the violation that explains most comes first.
 _ORDER = ("positions-contiguous", "mask-exact", "kv-matches", "aligned", "commitment")
@@ -62,7 +60,7 @@ class Probe:
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: HFModel,
         prompts: Sequence[Sequence[int]] | None = None,
         *,
         max_new_tokens: int | None = None,

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from specproof.errors import UnsupportedModelError
+from specproof.lm import HFModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Watch:
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: HFModel,
         layer: int,
         begin: Callable[[Any], int],
         end: Callable[[Seen, Any, list[list[frozenset[int]]]], None],
@@ -95,7 +95,7 @@ class Watch:
         self._end(seen, cache if cache is not None else _cache(out), _choices(out.logits))
 
 
-def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
+def decoder_layers(model: HFModel) -> nn.ModuleList:
     count = model.config.get_text_config(decoder=True).num_hidden_layers
     for module in model.modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
