@@ -27,7 +27,7 @@ app.add_typer(audit, name="audit")
 @app.command()
 def demo(
     batch_size: int = typer.Option(8, min=1, help="Rows decoded together."),
-    max_new_tokens: int = typer.Option(32, min=1, help="Most tokens per prompt."),
+    max_new_tokens: int = typer.Option(20, min=1, help="Most tokens per prompt."),
     dtype: str = typer.Option("float32", help="Number format of the weights."),
     threads: int = typer.Option(0, min=0, help="CPU threads; 0: as many as PyTorch picks."),
 ) -> None:
