@@ -134,8 +134,10 @@ class Engine:
     def _draft(self, decode: Iterable[Sequence]) -> Proposal:
         """Ask the drafter about the rows that can use a draft: a row with one token left needs none."""
         k = self.config.num_draft_tokens
+        if self.drafter is None or not k:
+            return NO_DRAFTS
         rows = [_draft_row(row, min(k, row.remaining - 1)) for row in decode if row.remaining > 1]
-        if self.drafter is None or not rows or not k:
+        if not rows:
             return NO_DRAFTS
         try:
             proposed = self.drafter.propose(rows, k)
