@@ -1,0 +1,201 @@
+"""Does each method write the target's own text? Traces of methods and of the broken loops, audited side by side.
+
+    python benchmarks/faithfulness.py question.jsonl [--target FOLDER] [--draft FOLDER] [--dtype bfloat16] [--json]
+
+Prompts are the first turns of Spec-Bench's file (or any input that `generate` reads), in the chat template, `--rows` of
+them evenly over those of at most `--max-prompt-tokens`. `plain-1` is target-only decoding at batch 1, the reference of
+every comparison; `plain-B` is target-only at `--batch-size`: the floor beside which every figure stands. `bsp` and
+`dsd` are the paper's broken loops (`specproof.baselines`), watched by a Probe, which names the first invariant that
+they violate. Without --draft the methods draft by prompt lookup, and the loops with a copy of the target that has
+`NOISE` on its weights. Traces are kept in `--traces`: what is there is not decoded again.
+
+exact: rows equal to plain-1 / rows. partial: tokens before the first difference / tokens of plain-1. ROUGE-L: mean of
+rows. faulty, unexplained: rows / rows, as `specproof audit trace` counts them. Intervals are Wilson's at 95 %.
+"""
+
+import argparse
+import copy
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specproof import Engine, EngineConfig, Request
+from specproof.audit import Probe, audit_traces
+from specproof.audit.compare import wilson
+from specproof.audit.traces import read_traces
+from specproof.baselines import Bsp, Dsd
+from specproof.drafters import PromptLookup
+from specproof.embedded import default_model_folder
+from specproof.jobs.inputs import open_input, to_request
+from specproof.jobs.provenance import machine, versions
+from specproof.lm import LM, HFModel, hide_loading_bars, load_model
+from specproof.tokenizer import Tokenizer
+
+METHODS = ("plain-1", "plain-B", "specproof", "eqspec", "exspec", "bsp", "dsd")
+LOOPS = {"bsp": Bsp, "dsd": Dsd}
+DEFECTS = {
+    "bsp": {"implicit_positions": True, "no_stop": True},
+    "dsd": {"draft_bonus": True, "no_mask": True, "implicit_positions": True, "not_unpadded": True},
+}
+NOISE = 0.03  # standard deviations of each weight matrix
+
+
+def main() -> None:
+    args = _arguments()
+    torch.set_num_threads(args.threads)
+    hide_loading_bars()
+    folder = args.target or str(default_model_folder())
+    target, tokenizer = load_model(folder, dtype=args.dtype), Tokenizer.load(folder)
+    draft = None if args.draft is None else load_model(args.draft, dtype=args.dtype)
+    requests = _requests(args, tokenizer)
+    lengths = [len(request.prompt_ids) for request in requests]
+    _say(f"{len(requests)} prompts of {min(lengths)} to {max(lengths)} tokens")
+    args.traces.mkdir(parents=True, exist_ok=True)
+    for name in args.methods:
+        if not _path(args, name).exists():
+            _say(f"decoding: {name}")
+            decode = _watch_loop if name in LOOPS else _decode
+            _write(_path(args, name), requests, *decode(name, target, draft, requests, args))
+    if args.decode_only:
+        return
+    reference = read_traces(_path(args, "plain-1"), tokenizer)
+    verdicts = {}
+    for name in args.methods:
+        traces = read_traces(_path(args, name), tokenizer)
+        verdict = audit_traces(
+            target, traces, tokenizer, reference=reference, num_draft_tokens=args.num_draft_tokens, plain_rows=0
+        ).to_dict()
+        verdicts[name] = {**verdict, "first_violations": _violations(_path(args, name))}
+        _say(_line(name, verdicts[name]))
+    if args.json:
+        about = {
+            "target": Path(folder).name, "draft": args.draft and Path(args.draft).name, "dtype": args.dtype,
+            "rows": len(requests), "batch_size": args.batch_size, "max_new_tokens": args.max_new_tokens,
+            "num_draft_tokens": args.num_draft_tokens, "versions": versions(), "machine": machine(),
+        }  # fmt: skip
+        for verdict in verdicts.values():
+            for row in verdict["findings"]:
+                (row["finding"] or {}).pop("prefix_ids", None)  # the traces have them
+        print(json.dumps({**about, "methods": verdicts}, indent=1))
+
+
+def _decode(
+    name: str, target: LM, draft: LM | None, requests: list[Request], args: argparse.Namespace
+) -> tuple[list[tuple[int, ...]], None]:
+    """Emitted ids of each row, by the engine."""
+    plain = name in ("plain-1", "plain-B")
+    config = EngineConfig(
+        method="target-only" if plain else name,
+        batch_size=1 if name == "plain-1" else args.batch_size,
+        num_draft_tokens=args.num_draft_tokens,
+    )
+    engine = Engine(target, None if plain else draft or PromptLookup(), config)
+    return [output.token_ids for output in engine.generate(requests)], None
+
+
+def _watch_loop(
+    name: str, target: LM, draft: LM | None, requests: list[Request], args: argparse.Namespace
+) -> tuple[list[tuple[int, ...]], dict[str, int]]:
+    """Emitted ids of each row, by a broken loop; and in how many batches the probe names which invariant first."""
+    drafter = draft.model if draft is not None else _noisy(target)
+    loop = LOOPS[name](
+        num_draft_tokens=args.num_draft_tokens, max_new_tokens=args.max_new_tokens, pad_id=0, **DEFECTS[name]
+    )
+    rows: list[tuple[int, ...]] = []
+    named: Counter[str] = Counter()
+    for at in range(0, len(requests), args.batch_size):
+        prompts = [list(request.prompt_ids) for request in requests[at : at + args.batch_size]]
+        with Probe(target.model, prompts, max_new_tokens=args.max_new_tokens) as probe:
+            outputs = loop.generate(target.model, drafter, prompts)
+        first = probe.report(outputs).first
+        named[first.invariant if first else "none"] += 1
+        rows += [tuple(output) for output in outputs]
+    return rows, dict(named)
+
+
+def _noisy(target: LM) -> HFModel:
+    """A copy that is wrong now and then."""
+    model = copy.deepcopy(target.model)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim > 1:
+                noise = torch.randn(weight.shape, generator=generator)
+                weight.add_((noise * NOISE * weight.float().std()).to(weight.dtype))
+    return model
+
+
+def _requests(args: argparse.Namespace, tokenizer: Tokenizer) -> list[Request]:
+    """Evenly over the prompts that are short enough."""
+    defaults = Request((), max_new_tokens=args.max_new_tokens)
+    with open_input(args.prompts) as source:
+        every = [to_request(row, tokenizer, defaults, chat=True) for row in source.rows()]
+    short = [request for request in every if len(request.prompt_ids) <= args.max_prompt_tokens]
+    count = min(args.rows, len(short))
+    return [short[k * len(short) // count] for k in range(count)]
+
+
+def _path(args: argparse.Namespace, name: str) -> Path:
+    return args.traces / f"{name}.jsonl"
+
+
+def _write(path: Path, requests: list[Request], rows: list[tuple[int, ...]], named: dict[str, int] | None) -> None:
+    """A trace in vLLM's form; beside it, what the probe named."""
+    if named is not None:
+        path.with_suffix(".violations.json").write_text(json.dumps(named))
+    lines = [
+        {
+            "request_id": request.request_id, "prompt_token_ids": list(request.prompt_ids), "token_ids": list(row),
+            "max_tokens": request.max_new_tokens,
+        }
+        for request, row in zip(requests, rows, strict=True)
+    ]  # fmt: skip
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def _violations(path: Path) -> dict[str, int] | None:
+    beside = path.with_suffix(".violations.json")
+    return json.loads(beside.read_text()) if beside.exists() else None
+
+
+def _line(name: str, verdict: dict[str, Any]) -> str:
+    counts, reference = verdict["counts"], verdict["reference"]
+    exact, partial = reference["exact_match"], reference["partial_match"]
+    low, high = wilson(exact["hits"], exact["n"]) or (0.0, 1.0)
+    named = verdict["first_violations"]
+    return (
+        f"{name:9}  exact {exact['hits']} of {exact['n']} ({low:.0%} to {high:.0%})  partial {partial['rate']:.1%}  "
+        f"ROUGE-L {reference['rouge_l']:.3f}  benign {counts['benign']}  faulty {counts['faulty']}  "
+        f"unexplained {counts['unexplained']}  {verdict['classes']}" + (f"  named first: {named}" if named else "")
+    )
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("prompts")
+    parser.add_argument("--target")
+    parser.add_argument("--draft")
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
+    parser.add_argument("--methods", nargs="+", default=METHODS, choices=(*METHODS, "rollback"))
+    parser.add_argument("--rows", type=int, default=64)
+    parser.add_argument("--max-prompt-tokens", type=int, default=2048)
+    parser.add_argument("--max-new-tokens", type=int, default=64)
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--num-draft-tokens", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--traces", type=Path, required=True)
+    parser.add_argument("--decode-only", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    return parser.parse_args()
+
+
+def _say(sentence: str) -> None:
+    print(sentence, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()
