@@ -40,7 +40,7 @@ def run(tmp_path_factory, smollm2_folder) -> tuple[Path, Path]:
 
 
 def audit(*arguments):
-    return specproof("audit", "trace", *arguments, "--plain-rows", 2, "--noise-positions", 16)
+    return specproof("audit", "trace", *arguments, "--plain-rows", 2)
 
 
 def changed(out: Path, path: Path, **changes) -> Path:
@@ -142,7 +142,7 @@ def bfloat16(smollm2_folder):
 
 def test_bfloat16_divergences_are_benign_with_margin_and_noise_shown(bfloat16):
     lm, tokenizer, traces = bfloat16
-    verdict = audit_traces(lm, traces, tokenizer, plain_rows=0, noise_positions=32)
+    verdict = audit_traces(lm, traces, tokenizer, plain_rows=0)
     assert verdict.passed, verdict.to_dict()
     findings = [row.finding for row in verdict.rows if row.finding is not None]
     assert findings, "this batch shows no rounding at all: choose other prompts"

@@ -11,7 +11,7 @@ ROW = 3
 
 
 def audited(traces, lm=None, **options) -> Verdict:
-    return audit_traces(lm or judge(), traces, plain_rows=0, noise_positions=32, **options)
+    return audit_traces(lm or judge(), traces, plain_rows=0, **options)
 
 
 def only_faulty(verdict: Verdict, row: int):
@@ -24,7 +24,7 @@ def only_faulty(verdict: Verdict, row: int):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_left_padded_batch_by_transformers_audits_clean_in_every_family(family):
-    verdict = audit_traces(judge(family), clean(family), plain_rows=8, noise_positions=32)
+    verdict = audit_traces(judge(family), clean(family), plain_rows=8)
     assert verdict.counts["exact"] == 8, verdict.to_dict()
     assert verdict.passed
     assert (verdict.floor.equal, verdict.floor.rows) == (8, 8)
@@ -185,7 +185,7 @@ def test_a_longer_output_than_one_piece_of_logits_is_judged_alike(monkeypatch):
 def test_a_single_row_and_prompts_of_one_token_are_audited():
     rows = prompts(1)
     assert len(rows[0]) == 1
-    verdict = audit_traces(judge(), traces_of(rows, generate(judge(), rows)), noise_positions=16)
+    verdict = audit_traces(judge(), traces_of(rows, generate(judge(), rows)))
     assert verdict.counts["exact"] == 1
     tokens = [(clean()[0].token_ids[0] + 5) % VOCAB, *clean()[0].token_ids[1:]]
     assert not audited(traces_of(rows, [tokens])).passed

@@ -2,16 +2,20 @@
 
 from collections.abc import Sequence
 
-from specproof.audit.noise import BATCH, ScoredRow
+from specproof.audit.group import BATCH
+from specproof.audit.noise import ScoredRow
 from specproof.audit.score import pair_margin
 from specproof.audit.shapes import in_batch, in_blocks, one_precision_up, prefix_alone
 from specproof.lm import LM
 
-SPAN = 64  # tokens before the divergence that are fed in the control's own shape; what lies before is prefilled
+SPAN = 16  # tokens before the divergence that are fed in the control's own shape; what lies before is prefilled
 
 
 class Controls:
-    """Runs them. The wider copy of the model is made when it is first asked for, and kept."""
+    """The dear ones, each with a prefix computed anew; a group's second look gives the cheap ones (see group).
+
+    The wider copy of the model is made when it is first asked for, and kept.
+    """
 
     def __init__(self, lm: LM, width: int) -> None:
         self.lm, self.width = lm, width
@@ -30,7 +34,7 @@ class Controls:
         for name, width in (("width-1", 1), (f"width-{self.width}", self.width)):
             found[name] = pair_margin(in_blocks(self.lm, row.ids, start, count, width)[-1], choice, token)
         found["alone"] = pair_margin(prefix_alone(self.lm, row.ids[: last + 1]), choice, token)
-        found["batch"] = self._in_batch(row, last, choice, token, neighbours)
+        found["batch-anew"] = self._in_batch(row, last, choice, token, neighbours)
         found["precision-up"] = self._one_up(row, last, choice, token)
         return found
 

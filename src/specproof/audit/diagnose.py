@@ -6,6 +6,7 @@ A large margin is never called rounding. What no rule explains is `unexplained`.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+PLAIN_BATCH = frozenset({"batch", "batch-anew"})  # controls that feed one token of each of several rows
 LARGE = 4  # times the measured noise: beyond it no control can make a divergence benign
 BENIGN = frozenset({"exact", "tie", "near-tie", "width-variance", "batch-variance"})
 CLASSES = (
@@ -34,8 +35,8 @@ class Evidence:
     """Of one divergence. Units: logits.
 
     margin: logit of the target's choice minus that of the candidate's token. noise: the measured threshold.
-    controls: see Controls.run; empty where none were needed. signature: a key of SIGNATURES; None where the margin is
-    not large. step: one unit in the last place of the choice's logit.
+    controls: see judge_again and Controls.run; empty where none were needed. signature: a key of SIGNATURES; None
+    where the margin is not large. step: one unit in the last place of the choice's logit.
     """
 
     margin: float
@@ -73,11 +74,14 @@ def decide(evidence: Evidence) -> tuple[str, str]:
             return "unexplained", f"the margin is more than {LARGE} times the noise, and nothing explains it"
         return SIGNATURES[evidence.signature]
     flips = evidence.flips
-    if any(name.startswith("width-") or name == "alone" for name in flips):
-        shapes = ", ".join(name for name in flips if name not in ("batch", "precision-up"))
-        return "width-variance", f"the target alone takes the candidate's token in another shape ({shapes})"
-    if "batch" in flips:
-        return "batch-variance", "the target takes the candidate's token when the row sits in a batch"
+    if not PLAIN_BATCH.isdisjoint(flips):
+        return "batch-variance", "decoding plainly in a batch, the target takes the candidate's token"
+    shapes = [name for name in flips if name != "precision-up"]
+    if shapes:
+        return (
+            "width-variance",
+            f"without a draft the target takes the candidate's token in another shape ({', '.join(shapes)})",
+        )
     if evidence.margin <= evidence.noise and evidence.margin <= max(evidence.step, LARGE * evidence.spread):
         return "near-tie", "the margin is not above the measured noise, and it moves at this place too"
     if "precision-up" in flips:

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 
 from specproof.audit.controls import Controls
-from specproof.audit.diagnose import Evidence, decide
+from specproof.audit.diagnose import BENIGN, Evidence, decide
 from specproof.audit.finding import Finding
-from specproof.audit.noise import ScoredRow, last_place
+from specproof.audit.group import JudgedRow
+from specproof.audit.noise import last_place
 from specproof.audit.signature import find_signature, large_indices
 from specproof.lm import LM
 from specproof.tokenizer import Tokenizer
@@ -21,18 +22,22 @@ class Explainer:
         self._controls = Controls(lm, width)
 
     def explain(
-        self, rows: Sequence[ScoredRow], names: Sequence[str], me: int, noise: float, end_ids: frozenset[int]
+        self, judged: Sequence[JudgedRow], names: Sequence[str], me: int, noise: float, end_ids: frozenset[int]
     ) -> Finding | None:
         """The gravest divergence of row `me`: its first large margin, else its largest one; None if there is none."""
+        rows = [one.row for one in judged]
         row, score = rows[me], rows[me].score
         if not score.differing:
             return None
         large = large_indices(score, noise)
         index = large[0] if large else max(score.differing, key=lambda i: (score.margins[i], -i))
         margin, step = score.margins[index], last_place(self._lm, score.tops[index])
-        controls = self._controls.run(row, index, rows) if margin else {}
+        controls: dict[str, float | None] = dict(judged[me].controls) if index == judged[me].place else {}
         signature = find_signature(self._lm, rows, me, index, noise, end_ids, self._symbols) if large else None
         cls, why = decide(Evidence(margin, noise, controls, signature and signature.name, step))
+        if cls not in BENIGN:  # only then are the dear controls worth their price
+            controls |= self._controls.run(row, index, rows)
+            cls, why = decide(Evidence(margin, noise, controls, signature and signature.name, step))
         return Finding(
             index=index,
             token=score.tokens[index],

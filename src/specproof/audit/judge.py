@@ -38,11 +38,14 @@ class Judge:
         """`tokens` up to the row's own first stop, which is included."""
         return tuple(tokens[: judged_length(tokens, self.ends(trace), trace.request.min_new_tokens)])
 
-    def score(self, trace: Trace) -> ScoredRow:
-        """Raises InputError for a row that the target cannot read."""
+    def score(self, trace: Trace, state: object = None) -> ScoredRow:
+        """state: an empty cache that is to hold the row's KV.
+
+        Raises InputError for a row that the target cannot read.
+        """
         self._check(trace)
         tokens, prompt = self.cut(trace, trace.token_ids), trace.prompt_ids
-        score = score_row(self.lm, prompt, tokens, self.ends(trace), trace.request.min_new_tokens)
+        score = score_row(self.lm, prompt, tokens, self.ends(trace), trace.request.min_new_tokens, state)
         return ScoredRow((*prompt, *tokens), len(prompt), score)
 
     def check_end(self, trace: Trace, row: ScoredRow, noise: float) -> Termination | None:

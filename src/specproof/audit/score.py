@@ -40,19 +40,21 @@ class Score:
 
 
 def score_row(
-    lm: LM, prompt: Sequence[int], output: Sequence[int], end_ids: frozenset[int] = frozenset(), min_new_tokens: int = 0
-) -> Score:
+    lm: LM, prompt: Sequence[int], output: Sequence[int], end_ids: frozenset[int] = frozenset(),
+    min_new_tokens: int = 0, state: object = None,
+) -> Score:  # fmt: skip
     """Judge `output` behind a prompt of at least one token. end_ids cannot be chosen before min_new_tokens.
 
-    Logits are computed for the output's positions only, at most LOGITS_AT_ONCE at a time; a longer output goes through
-    the model's own cache in that many pieces. Raises UnsupportedModelError for logits that are no numbers.
+    state: an empty cache, which holds the row's KV afterwards; None: one that is forgotten. Logits are computed for
+    the output's positions only, at most LOGITS_AT_ONCE at a time; a longer output goes through the model's own cache in
+    that many pieces. Raises UnsupportedModelError for logits that are no numbers.
     """
     ids, first = [*prompt, *output], len(prompt) - 1
     judged = [*output, output[-1] if output else prompt[-1]]  # the last one only fills the place behind the end
     ends = sorted(end_ids)
     parts: list[Tensor] = []
     end_margin = None
-    for at, logits in row_logits(lm, ids, first, LOGITS_AT_ONCE):
+    for at, logits in row_logits(lm, ids, first, LOGITS_AT_ONCE, state):
         for index in range(at, min(at + len(logits), min_new_tokens)):
             logits[index - at, ends] = -torch.inf
         wanted = torch.tensor(judged[at : at + len(logits)], device=logits.device)
@@ -72,9 +74,10 @@ def score_row(
     )
 
 
-def row_logits(lm: LM, ids: Sequence[int], first: int, at_once: int) -> Iterator[tuple[int, Tensor]]:
+def row_logits(
+    lm: LM, ids: Sequence[int], first: int, at_once: int, state: object = None
+) -> Iterator[tuple[int, Tensor]]:
     """Yield (index, logits (m, V)): index 0 is what follows ids[first]; pieces of at most `at_once` positions."""
-    state: object = None
     begin = 0
     for start in range(first, len(ids), at_once):
         end = min(start + at_once, len(ids))

@@ -33,7 +33,6 @@ def trace(
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
     num_draft_tokens: Annotated[int, typer.Option(min=0, help="K of the audited engine.")] = 5,
     plain_rows: Annotated[int, typer.Option(min=0, help="Rows decoded anew at batch 1 and 8; 0: none.")] = 8,
-    noise_positions: Annotated[int, typer.Option(min=8, help="Positions whose noise is sampled.")] = 128,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     junit: Annotated[Path | None, typer.Option(help="Write JUnit XML here too.")] = None,
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run a model's own code.")] = False,
@@ -60,7 +59,6 @@ def trace(
             threads=threads,
             num_draft_tokens=num_draft_tokens,
             plain_rows=plain_rows,
-            noise_positions=noise_positions,
             trust_remote_code=trust_remote_code,
         )
         raise typer.Exit(run_audit(job, as_json, junit))

@@ -39,7 +39,6 @@ class AuditJob:
     threads: int | None
     num_draft_tokens: int
     plain_rows: int
-    noise_positions: int
     trust_remote_code: bool
 
 
@@ -64,7 +63,6 @@ def run_audit(job: AuditJob, as_json: bool, junit: Path | None) -> int:
         reference=reference,
         num_draft_tokens=job.num_draft_tokens,
         plain_rows=job.plain_rows,
-        noise_positions=job.noise_positions,
     )
     if junit is not None:
         write_junit(verdict, junit)

@@ -1,11 +1,15 @@
-"""The two places where a Transformers model meets our KV memory: its cache and its attention function."""
+"""The two places where a Transformers model meets our KV memory: its cache and its attention function.
 
+And Transformers' own cache, as the judges use it: kept, and put together from several rows.
+"""
+
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import AttentionInterface
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, DynamicCache
 
 from specproof.errors import UnsupportedModelError
 from specproof.kv.attention import AttentionPlan
@@ -41,6 +45,26 @@ class StepCache(Cache):
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         return query_length, 0
+
+
+def growing_cache() -> DynamicCache:
+    """Transformers' own cache, empty; windowed layers keep every position too, so that it can be cut anywhere."""
+    return DynamicCache()
+
+
+def stack_left_padded(caches: Sequence[DynamicCache], lengths: Sequence[int]) -> DynamicCache:
+    """One cache of all rows (batch 1 each): row i's first lengths[i] positions, zeros before them. A copy."""
+    longest, stacked = max(lengths), DynamicCache()
+    layers: Any = zip(*(cache.layers for cache in caches), strict=True)
+    for index, of_rows in enumerate(layers if longest else ()):
+        like = of_rows[0]
+        shape = (len(caches), like.keys.shape[1], longest)
+        keys, values = (like.keys.new_zeros(*shape, part.shape[-1]) for part in (like.keys, like.values))
+        for row, (layer, length) in enumerate(zip(of_rows, lengths, strict=True)):
+            keys[row, :, longest - length :] = layer.keys[0, :, :length]
+            values[row, :, longest - length :] = layer.values[0, :, :length]
+        stacked.update(keys, values, index)
+    return stacked
 
 
 def _by_head(states: Tensor) -> Tensor:
