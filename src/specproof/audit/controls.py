@@ -8,7 +8,7 @@ from specproof.audit.score import pair_margin
 from specproof.audit.shapes import in_batch, in_blocks, one_precision_up, prefix_alone
 from specproof.lm import LM
 
-SPAN = 16  # tokens before the divergence that are fed in the control's own shape; what lies before is prefilled
+SPAN = 256  # tokens before the divergence that are fed in the control's own shape; what lies before is prefilled
 
 
 class Controls:

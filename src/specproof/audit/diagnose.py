@@ -18,6 +18,10 @@ SIGNATURES = {
     "foreign": ("foreign-row", "from here on it is what the target gives for another row"),
     "stop": ("termination", "the target stops here and the row does not, or the other way round, by a large margin"),
     "symbol": ("text-symptom", "a padding, unknown or BOS id inside, which the target does not choose"),
+    "close": (
+        "unexplained",
+        "every wrong choice is a close one: like arithmetic other than the target's (a lower precision?)",
+    ),
     "token-changed": (
         "accept-rule",
         "with the target's token here the rest is the target's: what was committed changed",

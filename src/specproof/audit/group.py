@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from specproof.audit.noise import ScoredRow
-from specproof.audit.score import pair_margin
+from specproof.audit.score import Score, pair_margin
 from specproof.audit.shapes import prefix_alone
 from specproof.kv.transformers_cache import DynamicCache, stack_left_padded
 from specproof.lm import LM
 
 BATCH = 8  # rows of a group, and of any control in a batch
+ALONE = 3
 GOLDEN = 0.6180339887498949  # its multiples modulo 1 are spread evenly, however many there are
 
 
@@ -39,7 +40,8 @@ def judge_again(
 
     states: the KV of each row's ids. first: how many rows were judged before this group. width: K + 1.
     "batch": one token of each row (plain decoding in a batch). "batch-width-n": the last n up to the place
-    (verification). "width-1" and "alone" (a fresh cache): of one row of the group, and of one of every second group.
+    (verification). "width-1": one row of the group, at ALONE places. "alone": one in every second group, with a fresh
+    cache.
     """
     places = [_place(row, first + k) for k, row in enumerate(rows)]
     controls: list[dict[str, float]] = [{} for _ in rows]
@@ -50,15 +52,14 @@ def judge_again(
             if place is not None and _differs(row, place):
                 controls[k][name] = pair_margin(logits[-1], row.score.choices[place], row.score.tokens[place])
             samples.setdefault(name, []).extend(_moves(row, at, logits))
-    able = [k for k, place in enumerate(places) if place is not None]
-    if able:
-        k = able[first // len(rows) % len(able)]
-        row = rows[k]
-        for _, at, logits in _together(lm, [row], [states[k]], [places[k]], 1):
-            samples["width-1"] = _moves(row, at, logits)
-        if first // len(rows) % 2 == 0:
-            last = row.prompt_len + places[k]  # type: ignore[operator]
-            samples["alone"] = _moves(row, last - row.prompt_len, prefix_alone(lm, row.ids[:last])[None])
+    row, state = rows[first // BATCH % len(rows)], states[first // BATCH % len(rows)]
+    spread = [_spread(row.score, first + k) for k in range(ALONE)]
+    for place in spread:
+        for _, at, logits in _together(lm, [row], [state], [place], 1):
+            samples.setdefault("width-1", []).extend(_moves(row, at, logits))
+    if first // BATCH % 2 == 0 and spread[0] is not None:
+        logits = prefix_alone(lm, row.ids[: row.prompt_len + spread[0]])
+        samples["alone"] = _moves(row, spread[0], logits[None])
     return [JudgedRow(*parts) for parts in zip(rows, places, controls, strict=True)], samples
 
 
@@ -90,7 +91,14 @@ def _place(row: ScoredRow, number: int) -> int | None:
     score = row.score
     if score.differing:
         return max(score.differing, key=lambda i: (score.margins[i], -i))
-    return int(len(score.tokens) * ((number + 1) * GOLDEN % 1)) if score.tokens else None
+    return _spread(score, number)
+
+
+def _spread(score: Score, number: int) -> int | None:
+    """A place where the row has the target's choice: the first from the number's own on, and round again."""
+    n = len(score.tokens)
+    start = int(n * ((number + 1) * GOLDEN % 1))
+    return next((i for i in (*range(start, n), *range(start)) if score.tokens[i] == score.choices[i]), None)
 
 
 def _differs(row: ScoredRow, place: int) -> bool:

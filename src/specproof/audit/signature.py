@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from specproof.audit.diagnose import is_large
 from specproof.audit.noise import ScoredRow
@@ -11,6 +12,7 @@ from specproof.lm import LM
 
 FOREIGN_TOKENS, LEAST_FOREIGN = 16, 6  # tokens that must follow from another row; fewer than the second prove nothing
 FOREIGN_ROWS = 64  # other rows that are tried
+CLOSE = 0.25  # of the row's median top-2 gap: lost synchronisation does not choose that closely every time
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,10 @@ def find_signature(
         return Signature("stop", "the row stops early" if token in end_ids else "the row does not stop")
     if token in symbols:
         return Signature("symbol", f"the {symbols[token]} id {token}")
+    if _is_close(row.score, noise):
+        return Signature(
+            "close", f"{len(large_indices(row.score, noise))} margins, all under {CLOSE} of the median gap"
+        )
     tokens = row.score.tokens
     if index < len(tokens) - 1:
         for name, repaired in (
@@ -60,6 +66,12 @@ def find_signature(
 def large_indices(score: Score, noise: float, start: int = 0) -> tuple[int, ...]:
     """Output indices from `start` on whose margin is out of reach of rounding."""
     return tuple(i for i in score.differing if i >= start and is_large(score.margins[i], noise))
+
+
+def _is_close(score: Score, noise: float) -> bool:
+    """Whether all that is out of reach of rounding is so by little."""
+    bound = CLOSE * median(score.gaps)
+    return all(score.margins[i] <= bound for i in large_indices(score, noise))
 
 
 def _find_foreign(lm: LM, rows: Sequence[ScoredRow], me: int, index: int, noise: float) -> int | None:
