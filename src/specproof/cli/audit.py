@@ -36,6 +36,7 @@ def trace(
     noise_positions: Annotated[int, typer.Option(min=8, help="Positions whose noise is sampled.")] = 128,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     junit: Annotated[Path | None, typer.Option(help="Write JUnit XML here too.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page of the verdict here too, in one file.")] = None,
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run a model's own code.")] = False,
 ) -> None:
     """Judge the rows of CANDIDATE by the target, one teacher-forced pass each.
@@ -63,4 +64,4 @@ def trace(
             noise_positions=noise_positions,
             trust_remote_code=trust_remote_code,
         )
-        raise typer.Exit(run_audit(job, as_json, junit))
+        raise typer.Exit(run_audit(job, as_json, junit, html))
