@@ -1,4 +1,4 @@
-"""Text that others wrote, shown so that nothing in it is hidden and nothing acts: a terminal, XML or a page may show it."""
+"""Text that others wrote, made fit for a terminal, XML or a page: nothing in it is hidden, and nothing acts."""
 
 
 def printable(text: str) -> str:

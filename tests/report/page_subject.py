@@ -1,4 +1,4 @@
-"""What the page is made of in its tests: a real audit of a tiny random model's output, with faults and hostile texts."""
+"""What the page is made of in its tests: a tiny random model and its output, with real faults and hostile texts."""
 
 import json
 from collections.abc import Sequence
@@ -52,8 +52,8 @@ def twin_model() -> tuple[LM, int, int]:
 
 
 @cache
-def rows() -> tuple[dict, ...]:
-    """Lines of a trace, in the order: exact, tie, changed token, swapped with the next one, cut, no output, exact."""
+def lines() -> tuple[list[dict], list[dict]]:
+    """Lines of a trace, and of its reference: exact, tie, changed token, two swapped, cut, no output, exact."""
     lm, first, second = twin_model()
     assert first < second
     inputs = prompts(8)
@@ -63,31 +63,41 @@ def rows() -> tuple[dict, ...]:
     k = next(k for k, output in enumerate(outputs) if first in output[:-1])
     inputs.insert(1, inputs.pop(k))
     outputs.insert(1, outputs.pop(k))
+    reference = _lines(inputs, outputs)
     at = outputs[1].index(first)
     begun = [*inputs[1], *outputs[1][:at], second]
     outputs[1] = [*outputs[1][:at], second, *outputs_of(lm, [begun], LIMIT - at - 1)[0]]
     outputs[2][9] = next(id for id in range(len(TEXTS)) if id != outputs[2][9])  # an id of a hostile text
     outputs[3], outputs[4] = outputs[4], outputs[3]
     del outputs[5][-4:]
-    lines = [
-        {"id": f"row{k}", "prompt_token_ids": prompt, "token_ids": output, "max_tokens": LIMIT}
+    found = _lines(inputs, outputs)
+    found[6] |= {"token_ids": None, "error": "out of memory <img src=x>"}
+    return found, reference
+
+
+def _lines(inputs: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> list[dict]:
+    return [
+        {
+            "id": ODD_ID if k == 2 else f"row{k}",
+            "prompt_token_ids": list(prompt),
+            "token_ids": list(output),
+            "max_tokens": LIMIT,
+        }
         for k, (prompt, output) in enumerate(zip(inputs, outputs, strict=True))
     ]
-    lines[2]["id"] = ODD_ID
-    lines[6]["token_ids"], lines[6]["error"] = None, "out of memory <img src=x>"
-    return tuple(lines)
 
 
-STATUSES = ("exact", "benign", "faulty", "faulty", "faulty", "faulty", "unjudged", "exact")
+STATUSES = ["exact", "benign", "faulty", "faulty", "faulty", "faulty", "unjudged", "exact"]
 
 
-def write_subject(folder: Path) -> tuple[Path, Path]:
-    """The model's folder, and the trace."""
+def write_subject(folder: Path) -> tuple[Path, Path, Path]:
+    """The model's folder, the trace, and its reference."""
     vocabulary = {text: index for index, text in enumerate(texts())}
     raw = RawTokenizer(WordLevel(vocabulary, unk_token=" w60"))
     raw.decoder = Fuse()
     PreTrainedTokenizerFast(tokenizer_object=raw).save_pretrained(folder / "model")
     twin_model()[0].model.save_pretrained(folder / "model")
-    trace = folder / "trace.jsonl"
-    trace.write_text("".join(json.dumps(line) + "\n" for line in rows()), encoding="utf-8")
-    return folder / "model", trace
+    trace, reference = folder / "trace.jsonl", folder / "reference.jsonl"
+    for path, content in zip((trace, reference), lines(), strict=True):
+        path.write_text("".join(json.dumps(line) + "\n" for line in content), encoding="utf-8")
+    return folder / "model", trace, reference

@@ -32,7 +32,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"brief": _brief, "percent": _percent, "moved": moved}
+    environment.filters |= {"brief": _brief, "percent": _percent, "moved": moved, "ratio": _ratio}
     return environment
 
 
@@ -46,6 +46,11 @@ def _shown(value: object) -> object:
 def _brief(value: float | None) -> str:
     """Three digits, a dash where there is no number."""
     return "–" if value is None else f"{value:.3g}".replace("-", "−")
+
+
+def _ratio(finding: Mapping[str, Any]) -> float | None:
+    """The margin in units of the noise; None where there is none: all logits are 0."""
+    return finding["margin"] / finding["noise"] if finding["noise"] else None
 
 
 def _percent(fraction: float | None) -> str:
