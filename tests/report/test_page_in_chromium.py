@@ -137,6 +137,22 @@ def test_without_javascript_all_is_there_but_sorting(browser, audited):
         browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
 
 
+def test_on_paper_it_is_light_and_no_row_or_column_is_cut_off(browser, audited):
+    open_page(browser, audited[1], width=720, scheme="dark")
+    media = {"media": "print", "features": [{"name": "prefers-color-scheme", "value": "dark"}]}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+    try:
+        for name in ("Width", "Height"):
+            seen, whole = browser.execute_script(f"""
+                return [...document.querySelectorAll('.scroll')].map((e) => [e.client{name}, e.scroll{name}])
+            """)[-1]
+            assert whole <= seen
+        behind = browser.execute_script("return getComputedStyle(document.documentElement).backgroundColor")
+        assert contrast(behind, "rgb(0, 0, 0)") > 15
+    finally:
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+
+
 def test_hostile_texts_do_nothing_in_a_browser(browser, audited):
     open_page(browser, audited[1])
     assert browser.title.startswith("FAIL: ")
