@@ -78,19 +78,25 @@ class RowVerdict:
             return self.cls
         return "benign" if self.cls in BENIGN else "faulty"
 
-    def to_dict(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
+        """What every row has."""
         return {
             "id": self.id,
             "status": self.status,
             "class": self.cls if self.error is None else None,
             "tokens": self.num_tokens,
+            "reference": asdict(self.against) if self.against else None,
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            **self.summary(),
             "confidence": "firm" if self.confident else "low",
             "finding": self.finding.to_dict() if self.finding else None,
             "termination": asdict(self.termination) if self.termination else None,
             "symptoms": list(self.symptoms),
             "padding_after_stop": self.padded,
             "error": self.error,
-            "reference": asdict(self.against) if self.against else None,
         }
 
 

@@ -1,15 +1,14 @@
 """The verdict as JUnit XML: a test case per row, so that a CI shows which row failed and why."""
 
-from pathlib import Path
-from xml.etree.ElementTree import Element, ElementTree, SubElement, indent
+from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from specproof.audit.finding import RowVerdict
 from specproof.audit.verdict import Verdict
-from specproof.errors import ResultsError
+from specproof.printable import printable
 
 
-def write_junit(verdict: Verdict, path: Path) -> None:
-    """faulty: failure; unexplained: error; unjudged: skipped. Raises ResultsError if it cannot be written."""
+def junit_xml(verdict: Verdict) -> str:
+    """faulty: failure; unexplained: error; unjudged: skipped."""
     counts = verdict.counts
     suite = Element(
         "testsuite",
@@ -20,19 +19,16 @@ def write_junit(verdict: Verdict, path: Path) -> None:
         skipped=str(counts["unjudged"]),
     )
     for row in verdict.rows:
-        case = SubElement(suite, "testcase", classname="trace", name=row.id)
+        case = SubElement(suite, "testcase", classname="trace", name=printable(row.id))
         tag = {"faulty": "failure", "unexplained": "error", "unjudged": "skipped"}.get(row.status)
         if tag is not None:
-            SubElement(case, tag, type=row.cls, message=describe(row))
+            SubElement(case, tag, type=row.cls, message=printable(describe(row)))
     indent(suite)
-    try:
-        ElementTree(suite).write(path, encoding="utf-8", xml_declaration=True)
-    except OSError as error:
-        raise ResultsError(f"cannot write {path}: {error.strerror}") from error
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + tostring(suite, encoding="unicode") + "\n"
 
 
 def describe(row: RowVerdict) -> str:
-    """A row's verdict in a line; control characters shown as escapes."""
+    """A row's verdict in a line; a token's text as Python writes it."""
     parts = []
     if row.error is not None:
         parts.append(f"no output: {row.error}")

@@ -10,6 +10,7 @@ from statistics import median
 
 import torch
 
+from specproof.audit.diagnose import LARGE
 from specproof.audit.score import Score
 from specproof.lm import LM
 
@@ -49,6 +50,7 @@ class Noise:
         return {
             "threshold": self.threshold,
             "rule": "largest sample, at least one unit in the last place of the largest logit",
+            "large": LARGE * self.threshold,
             "step": self.step,
             "shapes": shapes,
             "near_ties": self.near_ties,

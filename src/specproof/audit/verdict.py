@@ -52,7 +52,12 @@ class Verdict:
             "plain_against_plain": self.floor.to_dict() if self.floor else None,
             "reference": summarise(against) if against else None,
             "terminations": _terminations(self.rows),
-            "findings": [row.to_dict() for row in self.rows if row.finding or row.termination or row.error],
+            "each_row": [row.summary() for row in self.rows],
+            "findings": [
+                {"number": number, **row.to_dict()}
+                for number, row in enumerate(self.rows)
+                if row.finding or row.termination or row.error
+            ],
         }
 
 

@@ -35,6 +35,7 @@ def trace(
     plain_rows: Annotated[int, typer.Option(min=0, help="Rows decoded anew at batch 1 and 8; 0: none.")] = 8,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     junit: Annotated[Path | None, typer.Option(help="Write JUnit XML here too.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page of the verdict here too, in one file.")] = None,
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run a model's own code.")] = False,
 ) -> None:
     """Judge the rows of CANDIDATE by the target, one teacher-forced pass each.
@@ -61,4 +62,4 @@ def trace(
             plain_rows=plain_rows,
             trust_remote_code=trust_remote_code,
         )
-        raise typer.Exit(run_audit(job, as_json, junit))
+        raise typer.Exit(run_audit(job, as_json, junit, html))

@@ -1,8 +1,11 @@
 """Conduct `specproof audit trace`: load, judge, say what was found."""
 
 import json
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import torch
 import typer
@@ -11,14 +14,17 @@ from rich.markup import escape
 from rich.table import Table
 
 from specproof.audit.compare import wilson
-from specproof.audit.junit import describe, write_junit
+from specproof.audit.junit import describe, junit_xml
 from specproof.audit.trace import audit_traces
 from specproof.audit.traces import read_traces
 from specproof.audit.verdict import Verdict
 from specproof.cli.exits import SOME_ROWS_FAILED
+from specproof.cli.report_file import ReportFile
 from specproof.embedded import default_model_folder
 from specproof.jobs.provenance import machine, versions
 from specproof.lm import hide_loading_bars, load_model
+from specproof.printable import printable
+from specproof.report.page import verdict_page
 from specproof.tokenizer import Tokenizer
 
 SHOWN = 20  # rows with findings that the text report lists
@@ -42,8 +48,38 @@ class AuditJob:
     trust_remote_code: bool
 
 
-def run_audit(job: AuditJob, as_json: bool, junit: Path | None) -> int:
+def run_audit(job: AuditJob, as_json: bool, junit: Path | None, html: Path | None) -> int:
     """Audit and report; returns the exit status. Raises SpecproofError for bad input."""
+    with ExitStack() as stack:  # before the work: a report that cannot be written is told at once
+        others = {f"the {name}": Path(path) for name, path in _inputs(job).items()}
+        pages = {}
+        for option, path in (("--junit", junit), ("--html", html)):
+            if path is not None:
+                pages[option] = stack.enter_context(ReportFile(path, option, others))
+                others[option] = path
+        verdict, about = _judge(job)
+        document = {**verdict.to_dict(), **about}
+        if "--junit" in pages:
+            pages["--junit"].write(junit_xml(verdict))
+        if "--html" in pages:
+            pages["--html"].write(verdict_page(document))
+    if as_json:
+        print(json.dumps(document, indent=2))
+    else:
+        print_verdict(verdict, Console())
+    for note in about["notes"]:
+        _say(note)
+    return 0 if verdict.passed else SOME_ROWS_FAILED
+
+
+def _inputs(job: AuditJob) -> dict[str, str | Path]:
+    """The files that the audit reads, those that were given."""
+    given = {"candidate": job.candidate, "reference": job.reference, "prompts": job.prompts}
+    return {name: path for name, path in given.items() if path is not None}
+
+
+def _judge(job: AuditJob) -> tuple[Verdict, dict[str, Any]]:
+    """The verdict, and what it is about: the model, the options, the machine, and what the reader must know."""
     hide_loading_bars()
     if job.threads is not None:
         torch.set_num_threads(job.threads)
@@ -64,19 +100,21 @@ def run_audit(job: AuditJob, as_json: bool, junit: Path | None) -> int:
         num_draft_tokens=job.num_draft_tokens,
         plain_rows=job.plain_rows,
     )
-    if junit is not None:
-        write_junit(verdict, junit)
-    if as_json:
-        about = {"candidate": str(job.candidate), "target": name, "versions": versions(), "machine": machine()}
-        print(json.dumps({**verdict.to_dict(), **about}, indent=2))
-    else:
-        print_verdict(verdict, Console())
-    unjudged = verdict.counts["unjudged"]
-    if unjudged:
-        _say(f"{unjudged} of {len(verdict.rows)} rows got no firm verdict (text only, or no output)")
+    notes = []
+    if unjudged := verdict.counts["unjudged"]:
+        notes.append(f"{unjudged} of {len(verdict.rows)} rows got no firm verdict (text only, or no output)")
     if not all(trace.limit_known for trace in traces):
-        _say("no limit is stated: a row that was cut short cannot be told; give --max-new-tokens")
-    return 0 if verdict.passed else SOME_ROWS_FAILED
+        notes.append("no limit is stated: a row that was cut short cannot be told; give --max-new-tokens")
+    files = {given: str(path) for given, path in _inputs(job).items()}
+    return verdict, {
+        "candidate": str(job.candidate),
+        "target": name,
+        "options": {**asdict(job), **files},
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": versions(),
+        "machine": machine(),
+        "notes": notes,
+    }
 
 
 def print_verdict(verdict: Verdict, console: Console) -> None:
@@ -108,7 +146,7 @@ def print_verdict(verdict: Verdict, console: Console) -> None:
         table = Table("row", "verdict", "class", "what was found")
         for row in told[:SHOWN]:
             cls = "" if row.error is not None else row.cls
-            table.add_row(escape(row.id), row.status, cls, escape(describe(row)))
+            table.add_row(escape(printable(row.id)), row.status, cls, escape(printable(describe(row))))
         console.print(table)
     if len(told) > SHOWN:
         console.print(f"and {len(told) - SHOWN} more rows; --json has them all", highlight=False)
