@@ -1,5 +1,6 @@
 """The verdict as JUnit XML: a test case per row, so that a CI shows which row failed and why."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from xml.etree.ElementTree import Element, ElementTree, SubElement, indent
 
@@ -8,27 +9,37 @@ from specproof.audit.verdict import Verdict
 from specproof.errors import ResultsError
 
 
-def write_junit(verdict: Verdict, path: Path) -> None:
-    """faulty: failure; unexplained: error; unjudged: skipped. Raises ResultsError if it cannot be written."""
+def write_junit(verdicts: Mapping[str, Verdict], path: Path) -> None:
+    """One suite for each verdict, by the name of what was audited. Raises ResultsError if it cannot be written."""
+    suites = [_suite(name, verdict) for name, verdict in verdicts.items()]
+    root = suites[0]
+    if len(suites) > 1:
+        root = Element("testsuites")
+        root.extend(suites)
+    indent(root)
+    try:
+        ElementTree(root).write(path, encoding="utf-8", xml_declaration=True)
+    except OSError as error:
+        raise ResultsError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _suite(name: str, verdict: Verdict) -> Element:
+    """faulty: failure; unexplained: error; unjudged: skipped."""
     counts = verdict.counts
     suite = Element(
         "testsuite",
-        name="specproof audit trace",
+        name=f"specproof audit {name}",
         tests=str(len(verdict.rows)),
         failures=str(counts["faulty"]),
         errors=str(counts["unexplained"]),
         skipped=str(counts["unjudged"]),
     )
     for row in verdict.rows:
-        case = SubElement(suite, "testcase", classname="trace", name=row.id)
+        case = SubElement(suite, "testcase", classname=name, name=row.id)
         tag = {"faulty": "failure", "unexplained": "error", "unjudged": "skipped"}.get(row.status)
         if tag is not None:
             SubElement(case, tag, type=row.cls, message=describe(row))
-    indent(suite)
-    try:
-        ElementTree(suite).write(path, encoding="utf-8", xml_declaration=True)
-    except OSError as error:
-        raise ResultsError(f"cannot write {path}: {error.strerror}") from error
+    return suite
 
 
 def describe(row: RowVerdict) -> str:
