@@ -131,7 +131,7 @@ def test_a_server_that_tells_no_ids_gets_no_firm_verdict(audit, takes_ids, form)
     assert found["servers"]["server"]["form"] == form
     assert found["alone"]["counts"]["unjudged"] == found["concurrent"]["counts"]["unjudged"] == 8
     assert [row["status"] for row in found["concurrent"]["findings"]].count("unjudged") >= 1
-    assert "8 of 8 rows (concurrent) got no firm verdict" in result.stderr
+    assert "concurrent: 8 of 8 rows got no firm verdict" in result.stderr
 
 
 def test_rows_that_fail_are_errors_of_their_own(audit):

@@ -2,44 +2,31 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from xml.etree.ElementTree import Element, ElementTree, SubElement, indent
+from xml.etree.ElementTree import Element, SubElement, fromstring, indent, tostring
 
 from specproof.audit.finding import RowVerdict
 from specproof.audit.verdict import Verdict
 from specproof.errors import ResultsError
 
 
-def write_junit(verdicts: Mapping[str, Verdict], path: Path) -> None:
-    """One suite for each verdict, by the name of what was audited. Raises ResultsError if it cannot be written."""
-    suites = [_suite(name, verdict) for name, verdict in verdicts.items()]
-    root = suites[0]
-    if len(suites) > 1:
-        root = Element("testsuites")
-        root.extend(suites)
-    indent(root)
-    try:
-        ElementTree(root).write(path, encoding="utf-8", xml_declaration=True)
-    except OSError as error:
-        raise ResultsError(f"cannot write {path}: {error.strerror}") from error
-
-
-def _suite(name: str, verdict: Verdict) -> Element:
+def junit_xml(verdict: Verdict) -> str:
     """faulty: failure; unexplained: error; unjudged: skipped."""
     counts = verdict.counts
     suite = Element(
         "testsuite",
-        name=f"specproof audit {name}",
+        name="specproof audit trace",
         tests=str(len(verdict.rows)),
         failures=str(counts["faulty"]),
         errors=str(counts["unexplained"]),
         skipped=str(counts["unjudged"]),
     )
     for row in verdict.rows:
-        case = SubElement(suite, "testcase", classname=name, name=row.id)
+        case = SubElement(suite, "testcase", classname="trace", name=row.id)
         tag = {"faulty": "failure", "unexplained": "error", "unjudged": "skipped"}.get(row.status)
         if tag is not None:
             SubElement(case, tag, type=row.cls, message=describe(row))
-    return suite
+    indent(suite)
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + tostring(suite, encoding="unicode") + "\n"
 
 
 def describe(row: RowVerdict) -> str:
@@ -63,3 +50,23 @@ def describe(row: RowVerdict) -> str:
 
 def _show(token: int, text: str | None) -> str:
     return str(token) if text is None else f"{token} {text!r}"
+
+
+def junit_suites(verdicts: Mapping[str, Verdict]) -> str:
+    """A suite for each verdict, by the name of what was audited."""
+    root = Element("testsuites")
+    for name, verdict in verdicts.items():
+        suite = fromstring(junit_xml(verdict))
+        suite.set("name", f"specproof audit {name}")
+        for case in suite:
+            case.set("classname", name)
+        root.append(suite)
+    return tostring(root, encoding="unicode") + "\n"
+
+
+def write_junit(xml: str, path: Path) -> None:
+    """Raises ResultsError if it cannot be written."""
+    try:
+        path.write_text(xml, encoding="utf-8")
+    except OSError as error:
+        raise ResultsError(f"cannot write {path}: {error.strerror}") from error

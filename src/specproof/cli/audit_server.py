@@ -11,13 +11,14 @@ import typer
 from rich.console import Console
 
 from specproof.audit.agreement import Agreement, agree
+from specproof.audit.junit import junit_suites, write_junit
 from specproof.audit.trace import audit_traces
 from specproof.audit.trace_row import Trace
 from specproof.audit.traces import read_traces
 from specproof.audit.verdict import Verdict
+from specproof.cli.audit_trace import print_verdict, shown_rate
 from specproof.cli.exits import SOME_ROWS_FAILED
 from specproof.cli.progress import answer_progress
-from specproof.cli.verdict import print_verdict, rate, say_unjudged, write_reports
 from specproof.embedded import default_model_folder
 from specproof.errors import ServerError
 from specproof.jobs.provenance import machine, versions
@@ -93,14 +94,16 @@ def run_server_audit(job: ServerAudit, as_json: bool, junit: Path | None) -> int
     agreements = {"alone_against_concurrent": agree(traces["alone"], traces["concurrent"])}
     if job.plain_url is not None:
         agreements["plain_alone_against_concurrent"] = agree(traces["plain-alone"], traces["plain-concurrent"])
-    write_reports(verdicts, junit)
+    if junit is not None:
+        write_junit(junit_suites(verdicts), junit)
     if as_json:
         where = {"saved": str(folder), "target": name}
         print(json.dumps({**_document(job, servers, verdicts, agreements), **where}, indent=2))
     else:
         _print(job, servers, verdicts, agreements, Console())
     for mode, verdict in verdicts.items():
-        say_unjudged(verdict, _say, f" ({mode})")
+        if unjudged := verdict.counts["unjudged"]:
+            _say(f"{mode}: {unjudged} of {len(verdict.rows)} rows got no firm verdict (text only, or no output)")
     if len(asks.asked) < job.concurrency:
         _say(f"{len(asks.asked)} prompts: no more than that were ever asked at once")
     return 0 if all(verdict.passed for verdict in verdicts.values()) else SOME_ROWS_FAILED
@@ -142,12 +145,12 @@ def _print(
     for name, server in servers.items():
         line = f"{name}: {server.url}, model {server.model}, asked by: {server.form.name}"
         console.print(line, highlight=False, markup=False)
-    names = {"alone": "one at a time", "concurrent": f"{job.concurrency} at once"}
+    names = {"alone": "one at a time: ", "concurrent": f"{job.concurrency} at once: "}
     for mode, verdict in verdicts.items():
         print_verdict(verdict, console, names[mode])
     for name, found in agreements.items():
         whose = "the plain server's rows" if name.startswith("plain") else "its rows"
-        equal = f"{whose} alone and {job.concurrency} at once: {rate(found.equal, found.rows)} equal"
+        equal = f"{whose} alone and {job.concurrency} at once: {shown_rate(found.equal, found.rows)} equal"
         console.print(equal, highlight=False)
 
 

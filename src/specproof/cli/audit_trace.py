@@ -7,15 +7,21 @@ from pathlib import Path
 import torch
 import typer
 from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
+from specproof.audit.compare import wilson
+from specproof.audit.junit import describe, junit_xml, write_junit
 from specproof.audit.trace import audit_traces
 from specproof.audit.traces import read_traces
+from specproof.audit.verdict import Verdict
 from specproof.cli.exits import SOME_ROWS_FAILED
-from specproof.cli.verdict import print_verdict, say_unjudged, write_reports
 from specproof.embedded import default_model_folder
 from specproof.jobs.provenance import machine, versions
 from specproof.lm import hide_loading_bars, load_model
 from specproof.tokenizer import Tokenizer
+
+SHOWN = 20  # rows with findings that the text report lists
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +66,63 @@ def run_audit(job: AuditJob, as_json: bool, junit: Path | None) -> int:
         plain_rows=job.plain_rows,
         noise_positions=job.noise_positions,
     )
-    write_reports({"trace": verdict}, junit)
+    if junit is not None:
+        write_junit(junit_xml(verdict), junit)
     if as_json:
         about = {"candidate": str(job.candidate), "target": name, "versions": versions(), "machine": machine()}
         print(json.dumps({**verdict.to_dict(), **about}, indent=2))
     else:
         print_verdict(verdict, Console())
-    say_unjudged(verdict, _say)
+    unjudged = verdict.counts["unjudged"]
+    if unjudged:
+        _say(f"{unjudged} of {len(verdict.rows)} rows got no firm verdict (text only, or no output)")
     if not all(trace.limit_known for trace in traces):
         _say("no limit is stated: a row that was cut short cannot be told; give --max-new-tokens")
     return 0 if verdict.passed else SOME_ROWS_FAILED
+
+
+def print_verdict(verdict: Verdict, console: Console, name: str = "") -> None:
+    """The verdict as text. name: what was audited and a colon, where there is more than one verdict."""
+    counts = ", ".join(f"{count} {status}" for status, count in verdict.counts.items() if count)
+    passed = "PASS" if verdict.passed else "FAIL"
+    console.print(f"{name}{passed}: {len(verdict.rows)} rows: {counts}", highlight=False)
+    if (noise := verdict.noise) is not None:
+        console.print(
+            f"noise ({verdict.dtype}): {noise.threshold:.3g} logits, from {sum(map(len, noise.samples.values()))} "
+            f"samples; {noise.near_ties} of {noise.positions} positions are near-ties",
+            highlight=False,
+        )
+    if (floor := verdict.floor) is not None:
+        console.print(
+            f"plain against plain (batch 1 and {floor.batch_size}): {shown_rate(floor.equal, floor.rows)} rows equal",
+            highlight=False,
+        )
+    against = [row.against for row in verdict.rows if row.against is not None]
+    if against:
+        exact = shown_rate(sum(row.exact for row in against), len(against))
+        partial = shown_rate(sum(row.matched for row in against), sum(row.length for row in against))
+        rouge = sum(row.rouge_l for row in against) / len(against)
+        console.print(
+            f"against the reference: exact {exact} rows, partial {partial} tokens, ROUGE-L {rouge:.3f}",
+            highlight=False,
+        )
+    told = [row for row in verdict.rows if row.finding or row.termination or row.error]
+    if told:
+        table = Table("row", "verdict", "class", "what was found")
+        for row in told[:SHOWN]:
+            cls = "" if row.error is not None else row.cls
+            table.add_row(escape(row.id), row.status, cls, escape(describe(row)))
+        console.print(table)
+    if len(told) > SHOWN:
+        console.print(f"and {len(told) - SHOWN} more rows; --json has them all", highlight=False)
+
+
+def shown_rate(hits: int, trials: int) -> str:
+    """With its denominator, in percent, and its interval."""
+    interval = wilson(hits, trials)
+    if interval is None:
+        return "0 of 0"
+    return f"{hits} of {trials} ({100 * hits / trials:.1f} %, {100 * interval[0]:.1f} to {100 * interval[1]:.1f})"
 
 
 def _say(sentence: str) -> None:
