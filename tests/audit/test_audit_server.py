@@ -6,11 +6,7 @@ from pathlib import Path
 
 import pytest
 from completions_server import Switches, broken, plain, serve
-from families import VOCAB
-from subjects import judge, prompts, write_lines
-from tokenizers import Tokenizer as Backend
-from tokenizers import models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from subjects import judge, prompts, save_tiny, write_lines
 from typer.testing import CliRunner
 
 from specproof.cli.app import app
@@ -21,13 +17,7 @@ LIMIT = 12
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory) -> Path:
-    """The tiny model as a folder, with a tokenizer whose words are t0, t1, ..."""
-    folder = tmp_path_factory.mktemp("tiny")
-    judge().model.save_pretrained(folder)
-    backend = Backend(models.WordLevel({f"t{k}": k for k in range(VOCAB)}, unk_token="t0"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    PreTrainedTokenizerFast(tokenizer_object=backend).save_pretrained(folder)
-    return folder
+    return save_tiny(tmp_path_factory.mktemp("tiny"), judge())
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +78,11 @@ def test_a_server_that_corrupts_its_batches_is_faulty_only_when_rows_are_asked_a
     assert found["alone_against_concurrent"]["exact_match"]["hits"] < 8
     alone, concurrent = ElementTree.parse(junit).getroot()
     assert (alone.get("failures"), concurrent.get("failures")) == ("0", str(found["concurrent"]["counts"]["faulty"]))
+    first = next(row for row in found["concurrent"]["findings"] if row["finding"])
+    (tmp_path / "verdict.json").write_text(json.dumps(found))
+    again = specproof("audit", "explain", tmp_path / "verdict.json", "--row", f"concurrent/{first['id']}", "--json")
+    replayed = document(again, 1)  # the target's name and dtype are those of the verdict
+    assert (replayed["class"], replayed["reproduced"]) == (first["finding"]["class"], True)
 
 
 def test_the_text_report_names_both_modes_and_what_they_share(audit):

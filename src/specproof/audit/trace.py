@@ -47,7 +47,7 @@ def audit_traces(
                 id=trace.id,
                 num_tokens=len(row.score.tokens),
                 confident=not trace.from_text,
-                finding=explainer.explain(rows, names, k, threshold, judge.ends(trace)),
+                finding=explainer.explain(rows, names, k, threshold, judge.ends(trace), trace.request.min_new_tokens),
                 termination=termination,
                 symptoms=judge.symptoms(row),
                 padded=0 if termination else len(trace.token_ids) - len(row.score.tokens),

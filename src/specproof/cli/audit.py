@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from specproof.cli.audit_engine import engine, faults
+from specproof.cli.audit_explain import explain
 from specproof.cli.exits import clear_exits
 from specproof.request import Request
 
@@ -19,6 +20,7 @@ def _commands() -> None:
 
 audit.command()(engine)
 audit.command()(faults)
+audit.command()(explain)
 
 
 @audit.command()
