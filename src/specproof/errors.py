@@ -31,3 +31,7 @@ class InputError(SpecproofError):
 
 class ResultsError(SpecproofError):
     """A results file cannot be written, or cannot be resumed."""
+
+
+class ServerError(SpecproofError):
+    """A server cannot be used at all: it does not answer, wants a key, or does not know the model."""

@@ -78,6 +78,10 @@ class Tokenizer:
         """The text of `ids` without special tokens. Ids that the vocabulary does not have add nothing."""
         return self._hf.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
+    def spell(self, ids: Sequence[int]) -> str:
+        """The text of `ids`, special tokens spelt out."""
+        return self._hf.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
     def _encode(self, text: str, special: bool) -> list[int]:
         # verbose=False: whether the prompt fits is the engine's to say; the tokenizer only knows a default length.
         return self._hf(text, add_special_tokens=special, truncation=False, verbose=False)["input_ids"]

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import torch
 from families import VOCAB, tiny_lm
+from tokenizers import Tokenizer as Backend
+from tokenizers import models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from specproof.audit.trace_row import Trace
 from specproof.lm import LM
@@ -79,3 +82,12 @@ def vllm_lines(traces: Sequence[Trace]) -> list[dict]:
         }
         for trace in traces
     ]
+
+
+def save_tiny(folder: Path, lm: LM) -> Path:
+    """A tiny model as a folder, with a tokenizer whose words are t0, t1, ..."""
+    lm.model.save_pretrained(folder)
+    backend = Backend(models.WordLevel({f"t{k}": k for k in range(VOCAB)}, unk_token="t0"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=backend).save_pretrained(folder)
+    return folder

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from specproof.audit.controls import Controls
 from specproof.audit.diagnose import BENIGN, Evidence, decide
-from specproof.audit.finding import Finding
+from specproof.audit.finding import Finding, Replay
 from specproof.audit.group import JudgedRow
 from specproof.audit.noise import last_place
 from specproof.audit.signature import find_signature, large_indices
@@ -19,11 +19,12 @@ class Explainer:
 
     def __init__(self, lm: LM, tokenizer: Tokenizer | None, width: int, symbols: dict[int, str]) -> None:
         self._lm, self._tokenizer, self._symbols = lm, tokenizer, symbols
-        self._controls = Controls(lm, width)
+        self._controls, self._width = Controls(lm, width), width
 
     def explain(
-        self, judged: Sequence[JudgedRow], names: Sequence[str], me: int, noise: float, end_ids: frozenset[int]
-    ) -> Finding | None:
+        self, judged: Sequence[JudgedRow], names: Sequence[str], me: int, noise: float, end_ids: frozenset[int],
+        min_new_tokens: int = 0,
+    ) -> Finding | None:  # fmt: skip
         """The gravest divergence of row `me`: its first large margin, else its largest one; None if there is none."""
         rows = [one.row for one in judged]
         row, score = rows[me], rows[me].score
@@ -34,6 +35,7 @@ class Explainer:
         margin, step = score.margins[index], last_place(self._lm, score.tops[index])
         controls: dict[str, float | None] = dict(judged[me].controls) if index == judged[me].place else {}
         signature = find_signature(self._lm, rows, me, index, noise, end_ids, self._symbols) if large else None
+        other = None if signature is None or signature.row is None else rows[signature.row]
         cls, why = decide(Evidence(margin, noise, controls, signature and signature.name, step))
         if cls not in BENIGN:  # only then are the dear controls worth their price
             controls |= self._controls.run(row, index, rows)
@@ -55,6 +57,14 @@ class Explainer:
             other_row=None if signature is None or signature.row is None else names[signature.row],
             **self._texts(score.tokens, index, score.choices[index]),
             prefix_ids=row.ids[: row.prompt_len + index],
+            replay=Replay(
+                dtype=self._lm.dtype_name,
+                width=self._width,
+                rest=score.tokens[index:],
+                end_ids=tuple(sorted(end_ids)),
+                min_new_tokens=min_new_tokens,
+                other_ids=None if other is None else other.ids[: other.prompt_len + index],
+            ),
         )
 
     def _texts(self, tokens: Sequence[int], index: int, choice: int) -> dict[str, str]:

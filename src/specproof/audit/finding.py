@@ -11,6 +11,22 @@ STATUSES = ("exact", "benign", "faulty", "unexplained", "unjudged")
 
 
 @dataclass(frozen=True, slots=True)
+class Replay:
+    """What it takes, beside prefix_ids, to find a finding again (`specproof audit explain`).
+
+    dtype: the target's. width: K + 1. rest: the row's tokens from the divergence on. end_ids: those that end the row,
+    not before min_new_tokens. other_ids: of a foreign row, its prompt and as much output as the row has before index.
+    """
+
+    dtype: str
+    width: int
+    rest: tuple[int, ...]
+    end_ids: tuple[int, ...]
+    min_new_tokens: int = 0
+    other_ids: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
     """A divergence explained: the row's gravest one. index: of the output token, from 0. Units: logits.
 
@@ -40,6 +56,7 @@ class Finding:
     before: str | None = None
     after: str | None = None
     prefix_ids: tuple[int, ...] = ()
+    replay: Replay | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {"class": self.cls, **{key: value for key, value in asdict(self).items() if key != "cls"}}

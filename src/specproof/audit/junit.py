@@ -1,6 +1,7 @@
 """The verdict as JUnit XML: a test case per row, so that a CI shows which row failed and why."""
 
-from xml.etree.ElementTree import Element, SubElement, indent, tostring
+from collections.abc import Mapping
+from xml.etree.ElementTree import Element, SubElement, fromstring, indent, tostring
 
 from specproof.audit.finding import RowVerdict
 from specproof.audit.verdict import Verdict
@@ -48,3 +49,15 @@ def describe(row: RowVerdict) -> str:
 
 def _show(token: int, text: str | None) -> str:
     return str(token) if text is None else f"{token} {text!r}"
+
+
+def junit_suites(verdicts: Mapping[str, Verdict]) -> str:
+    """A suite for each verdict, by the name of what was audited."""
+    root = Element("testsuites")
+    for name, verdict in verdicts.items():
+        suite = fromstring(junit_xml(verdict))
+        suite.set("name", f"specproof audit {name}")
+        for case in suite:
+            case.set("classname", name)
+        root.append(suite)
+    return tostring(root, encoding="unicode") + "\n"

@@ -46,7 +46,7 @@ def audit_traces(
                 id=trace.id,
                 num_tokens=len(row.row.score.tokens),
                 confident=not trace.from_text,
-                finding=explainer.explain(rows, names, k, threshold, judge.ends(trace)),
+                finding=explainer.explain(rows, names, k, threshold, judge.ends(trace), trace.request.min_new_tokens),
                 termination=termination,
                 symptoms=judge.symptoms(row.row),
                 padded=0 if termination else len(trace.token_ids) - len(row.row.score.tokens),

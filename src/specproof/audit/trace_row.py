@@ -74,12 +74,18 @@ def _from_text(
     """Prompt and output ids of text: encoded together where the prompt's text is known, since words may cross."""
     output = line.text or ""
     if line.prompt is None or chat:
-        return prompt_ids, tuple(encoder.encode(output))
+        return prompt_ids, _behind_a_prompt(encoder, output)
     both = tuple(encoder.encode(line.prompt + output))
     shared = 0
     while shared < min(len(both), len(prompt_ids)) and both[shared] == prompt_ids[shared]:
         shared += 1
-    return (both[:shared], both[shared:]) if shared else (prompt_ids, tuple(encoder.encode(output)))
+    return (both[:shared], both[shared:]) if shared else (prompt_ids, _behind_a_prompt(encoder, output))
+
+
+def _behind_a_prompt(encoder: TextEncoder, output: str) -> tuple[int, ...]:
+    """Without the special tokens that `encode` puts before a prompt."""
+    ids, before = tuple(encoder.encode(output)), tuple(encoder.encode(""))
+    return ids[len(before) :] if before and ids[: len(before)] == before else ids
 
 
 class NoTokenizer:

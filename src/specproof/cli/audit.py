@@ -6,7 +6,9 @@ from typing import Annotated
 import typer
 
 from specproof.cli.audit_engine import engine, faults
+from specproof.cli.audit_explain import explain
 from specproof.cli.exits import clear_exits
+from specproof.request import Request
 
 audit = typer.Typer(help="Judge output by its target, and explain every difference.", no_args_is_help=True)
 
@@ -18,6 +20,7 @@ def _commands() -> None:
 
 audit.command()(engine)
 audit.command()(faults)
+audit.command()(explain)
 
 
 @audit.command()
@@ -63,3 +66,60 @@ def trace(
             trust_remote_code=trust_remote_code,
         )
         raise typer.Exit(run_audit(job, as_json, junit, html))
+
+
+@audit.command()
+def server(
+    url: Annotated[str, typer.Argument(metavar="URL", help="An OpenAI-compatible server: http://localhost:8000")],
+    prompts: Annotated[str, typer.Option(help="Prompts, as for `specproof generate`.")],
+    target: Annotated[str | None, typer.Option(help="Folder or hub name. (default: the embedded SmolLM2)")] = None,
+    plain_url: Annotated[str | None, typer.Option(help="The same engine without speculation: the reference.")] = None,
+    model: Annotated[str | None, typer.Option(help="Its name there. (default: the only one served)")] = None,
+    plain_model: Annotated[str | None, typer.Option(help="The same at the plain server. (default: --model)")] = None,
+    concurrency: Annotated[int, typer.Option(min=2, help="Rows asked at once in the second mode.")] = 8,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens per row.")] = 64,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past EOS.")] = False,
+    chat: Annotated[bool, typer.Option("--chat", help="Prompts are user messages in the chat template.")] = False,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for one answer.")] = 600.0,
+    save: Annotated[Path | None, typer.Option(help="Folder for the answers. (default: a temporary one, kept)")] = None,
+    dtype: Annotated[str, typer.Option(help="The server's: float32, bfloat16, float16, float64.")] = "float32",
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...")] = "cpu",
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
+    num_draft_tokens: Annotated[int, typer.Option(min=0, help="K of the server.")] = 5,
+    plain_rows: Annotated[int, typer.Option(min=0, help="Rows decoded anew at batch 1 and 8; 0: none.")] = 8,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    junit: Annotated[Path | None, typer.Option(help="Write JUnit XML here too.")] = None,
+    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run a model's own code.")] = False,
+) -> None:
+    """Ask a server for greedy tokens, one row at a time and then many at once, and judge both by the target.
+
+    URL is the base of any server that has /v1/completions (vLLM, SGLang, llama.cpp, OpenVINO). Its key, if it wants
+    one, is taken from the environment variable SPECPROOF_API_KEY. A row that fails is an error of that row only. The
+    answers are traces that `audit trace` reads.
+
+    Exit status: 0 if no row is faulty or unexplained in either mode, 1 if one is, 2 for bad input or a server that
+    cannot be used.
+    """
+    with clear_exits():
+        from specproof.cli.audit_server import ServerAudit, run_server_audit  # here, because it imports PyTorch
+
+        job = ServerAudit(
+            url=url,
+            plain_url=plain_url,
+            prompts=prompts,
+            model=model,
+            plain_model=plain_model or model,
+            target=target,
+            concurrency=concurrency,
+            defaults=Request((), max_new_tokens=max_new_tokens, ignore_eos=ignore_eos),
+            timeout=timeout,
+            save=save,
+            chat=chat,
+            dtype=dtype,
+            device=device,
+            threads=threads,
+            num_draft_tokens=num_draft_tokens,
+            plain_rows=plain_rows,
+            trust_remote_code=trust_remote_code,
+        )
+        raise typer.Exit(run_server_audit(job, as_json, junit))

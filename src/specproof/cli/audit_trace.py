@@ -117,10 +117,11 @@ def _judge(job: AuditJob) -> tuple[Verdict, dict[str, Any]]:
     }
 
 
-def print_verdict(verdict: Verdict, console: Console) -> None:
-    """The verdict as text."""
+def print_verdict(verdict: Verdict, console: Console, name: str = "") -> None:
+    """The verdict as text. name: what was audited and a colon, where there is more than one verdict."""
     counts = ", ".join(f"{count} {status}" for status, count in verdict.counts.items() if count)
-    console.print(f"{'PASS' if verdict.passed else 'FAIL'}: {len(verdict.rows)} rows: {counts}", highlight=False)
+    passed = "PASS" if verdict.passed else "FAIL"
+    console.print(f"{name}{passed}: {len(verdict.rows)} rows: {counts}", highlight=False)
     if (noise := verdict.noise) is not None:
         console.print(
             f"noise ({verdict.dtype}): {noise.threshold:.3g} logits, from {sum(map(len, noise.samples.values()))} "
@@ -129,13 +130,13 @@ def print_verdict(verdict: Verdict, console: Console) -> None:
         )
     if (floor := verdict.floor) is not None:
         console.print(
-            f"plain against plain (batch 1 and {floor.batch_size}): {_rate(floor.equal, floor.rows)} rows equal",
+            f"plain against plain (batch 1 and {floor.batch_size}): {shown_rate(floor.equal, floor.rows)} rows equal",
             highlight=False,
         )
     against = [row.against for row in verdict.rows if row.against is not None]
     if against:
-        exact = _rate(sum(row.exact for row in against), len(against))
-        partial = _rate(sum(row.matched for row in against), sum(row.length for row in against))
+        exact = shown_rate(sum(row.exact for row in against), len(against))
+        partial = shown_rate(sum(row.matched for row in against), sum(row.length for row in against))
         rouge = sum(row.rouge_l for row in against) / len(against)
         console.print(
             f"against the reference: exact {exact} rows, partial {partial} tokens, ROUGE-L {rouge:.3f}",
@@ -152,7 +153,8 @@ def print_verdict(verdict: Verdict, console: Console) -> None:
         console.print(f"and {len(told) - SHOWN} more rows; --json has them all", highlight=False)
 
 
-def _rate(hits: int, trials: int) -> str:
+def shown_rate(hits: int, trials: int) -> str:
+    """With its denominator, in percent, and its interval."""
     interval = wilson(hits, trials)
     if interval is None:
         return "0 of 0"

@@ -1,7 +1,8 @@
 """The progress bar of a job, and its closing table."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
@@ -19,18 +20,8 @@ class RowProgress:
         self, statistics: Statistics, num_done: Callable[[], int], num_rows: int, results_on_stdout: bool
     ) -> None:
         """num_done: rows whose results are written, refused ones too."""
-        garbled = results_on_stdout and sys.stdout.isatty()
-        console = Console(stderr=True)
         self._statistics, self._num_done = statistics, num_done
-        self._bar = Progress(
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("rows{task.fields[rates]}"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=console,
-            disable=garbled or not console.is_terminal,
-        )
+        self._bar = _bar(hidden=results_on_stdout and sys.stdout.isatty())
         self._task = self._bar.add_task("", total=num_rows, completed=num_done(), rates="")
 
     def __enter__(self) -> "RowProgress":
@@ -46,6 +37,29 @@ class RowProgress:
         if acceptance is not None:
             rates += f", {acceptance:.0%} of drafts accepted"
         self._bar.update(self._task, completed=self._num_done() + len(record.finished), rates=rates)
+
+
+@contextmanager
+def answer_progress(name: str, num_rows: int) -> Iterator[Callable[[], None]]:
+    """Yields what is called for each answer of a server. name: of what is being asked."""
+    with _bar() as bar:
+        task = bar.add_task(name, total=num_rows, rates="")
+        yield lambda: bar.advance(task)
+
+
+def _bar(hidden: bool = False) -> Progress:
+    """Shown if stderr is a terminal."""
+    console = Console(stderr=True)
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("rows{task.fields[rates]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        disable=hidden or not console.is_terminal,
+    )
 
 
 def print_summary(summary: dict[str, Any], console: Console) -> None:

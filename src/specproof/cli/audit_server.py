@@ -1,0 +1,164 @@
+"""Conduct `specproof audit server`: ask one row at a time and many at once, judge both, say what was found."""
+
+import asyncio
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import typer
+from rich.console import Console
+
+from specproof.audit.agreement import Agreement, agree
+from specproof.audit.junit import junit_suites
+from specproof.audit.trace import audit_traces
+from specproof.audit.trace_row import Trace
+from specproof.audit.traces import read_traces
+from specproof.audit.verdict import Verdict
+from specproof.cli.audit_trace import print_verdict, shown_rate
+from specproof.cli.exits import SOME_ROWS_FAILED
+from specproof.cli.progress import answer_progress
+from specproof.cli.report_file import ReportFile
+from specproof.embedded import default_model_folder
+from specproof.errors import ServerError
+from specproof.jobs.provenance import machine, versions
+from specproof.lm import hide_loading_bars, load_model
+from specproof.request import Request
+from specproof.served.modes import Source, ask_in_both_modes, trace_folder
+from specproof.served.prompts import read_asks
+from specproof.served.server import Server, base_url
+from specproof.tokenizer import Tokenizer
+
+Traces = dict[str, list[Trace]]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAudit:
+    """The options of the command, as they were given. save: None for a new temporary folder."""
+
+    url: str
+    plain_url: str | None
+    prompts: str
+    model: str | None
+    plain_model: str | None
+    target: str | None
+    concurrency: int
+    defaults: Request
+    timeout: float
+    save: Path | None
+    chat: bool
+    dtype: str
+    device: str
+    threads: int | None
+    num_draft_tokens: int
+    plain_rows: int
+    trust_remote_code: bool
+
+    @property
+    def sources(self) -> dict[str, Source]:
+        found = {"server": Source("", self.url, self.model)}
+        if self.plain_url is not None:
+            found["plain"] = Source("plain-", self.plain_url, self.plain_model)
+        return found
+
+
+def run_server_audit(job: ServerAudit, as_json: bool, junit: Path | None) -> int:
+    """Ask, audit and report; returns the exit status. Raises SpecproofError for bad input or an unusable server."""
+    if junit is None:
+        return _run(job, as_json, None)
+    with ReportFile(junit, "--junit", {"the prompts": Path(job.prompts)}) as report:
+        return _run(job, as_json, report)
+
+
+def _run(job: ServerAudit, as_json: bool, junit: ReportFile | None) -> int:
+    hide_loading_bars()
+    if job.threads is not None:
+        torch.set_num_threads(job.threads)
+    for source in job.sources.values():
+        base_url(source.url)  # a bad one is told before anything is loaded
+    name = job.target or str(default_model_folder(_say))
+    tokenizer = Tokenizer.load(name, trust_remote_code=job.trust_remote_code)
+    asks = read_asks(job.prompts, tokenizer, job.defaults, job.chat)
+    folder = trace_folder(job.save)
+    _say(f"answers are kept in {folder}; specproof audit trace judges them again")
+    asking = ask_in_both_modes(job.sources, asks, job.concurrency, job.timeout, folder, answer_progress)
+    servers = asyncio.run(asking)
+    traces = _read(folder, asks.order, tokenizer)
+    target = load_model(name, dtype=job.dtype, device=job.device, trust_remote_code=job.trust_remote_code)
+    verdicts = {}
+    for mode in ("alone", "concurrent"):
+        verdict = audit_traces(
+            target,
+            traces[mode],
+            tokenizer,
+            reference=traces.get("plain-alone"),
+            num_draft_tokens=job.num_draft_tokens,
+            plain_rows=0 if verdicts else job.plain_rows,  # the prompts are the same: measured once
+        )
+        verdicts[mode] = replace(verdict, floor=verdicts["alone"].floor) if verdicts else verdict
+    agreements = {"alone_against_concurrent": agree(traces["alone"], traces["concurrent"])}
+    if job.plain_url is not None:
+        agreements["plain_alone_against_concurrent"] = agree(traces["plain-alone"], traces["plain-concurrent"])
+    if junit is not None:
+        junit.write(junit_suites(verdicts))
+    if as_json:
+        where = {"saved": str(folder), "target": name}
+        print(json.dumps({**_document(job, servers, verdicts, agreements), **where}, indent=2))
+    else:
+        _print(job, servers, verdicts, agreements, Console())
+    for mode, verdict in verdicts.items():
+        if unjudged := verdict.counts["unjudged"]:
+            _say(f"{mode}: {unjudged} of {len(verdict.rows)} rows got no firm verdict (text only, or no output)")
+    if len(asks.asked) < job.concurrency:
+        _say(f"{len(asks.asked)} prompts: no more than that were ever asked at once")
+    return 0 if all(verdict.passed for verdict in verdicts.values()) else SOME_ROWS_FAILED
+
+
+def _read(folder: Path, order: Any, tokenizer: Tokenizer) -> Traces:
+    """The traces that were written, each in the order of the prompts. Raises ServerError for one without any answer."""
+    place = {name: index for index, name in enumerate(order)}
+    found: Traces = {}
+    for path in folder.glob("*.jsonl"):
+        rows = sorted(read_traces(path, tokenizer), key=lambda trace: place[trace.id])
+        if all(trace.error is not None for trace in rows):
+            raise ServerError(f"{path.stem}: not one prompt was answered; the first: {rows[0].error}")
+        found[path.stem] = rows
+    return found
+
+
+def _document(
+    job: ServerAudit, servers: dict[str, Server], verdicts: dict[str, Verdict], agreements: dict[str, Agreement]
+) -> dict[str, Any]:
+    return {
+        "verdict": "pass" if all(verdict.passed for verdict in verdicts.values()) else "fail",
+        "concurrency": job.concurrency,
+        "servers": {
+            name: {"url": server.url, "model": server.model, "form": server.form.name}
+            for name, server in servers.items()
+        },
+        **{mode: verdict.to_dict() for mode, verdict in verdicts.items()},
+        **{name: agreement.to_dict() for name, agreement in agreements.items()},
+        "versions": versions(),
+        "machine": machine(),
+    }
+
+
+def _print(
+    job: ServerAudit, servers: dict[str, Server], verdicts: dict[str, Verdict], agreements: dict[str, Agreement],
+    console: Console,
+) -> None:  # fmt: skip
+    for name, server in servers.items():
+        line = f"{name}: {server.url}, model {server.model}, asked by: {server.form.name}"
+        console.print(line, highlight=False, markup=False)
+    names = {"alone": "one at a time: ", "concurrent": f"{job.concurrency} at once: "}
+    for mode, verdict in verdicts.items():
+        print_verdict(verdict, console, names[mode])
+    for name, found in agreements.items():
+        whose = "the plain server's rows" if name.startswith("plain") else "its rows"
+        equal = f"{whose} alone and {job.concurrency} at once: {shown_rate(found.equal, found.rows)} equal"
+        console.print(equal, highlight=False)
+
+
+def _say(sentence: str) -> None:
+    typer.echo(f"specproof: {sentence}", err=True)
