@@ -36,6 +36,7 @@ CASES = [
     # Large margins: no control makes them benign.
     (5.0, dict.fromkeys(HOLD, -1.0), None, "unexplained"),
     (5.0, dict.fromkeys(HOLD, -1.0), "many", "lost-sync"),
+    (5.0, HOLD, "close", "unexplained"),
     (5.0, HOLD, "foreign", "foreign-row"),
     (5.0, HOLD, "stop", "termination"),
     (5.0, HOLD, "symbol", "text-symptom"),

@@ -83,7 +83,7 @@ def test_the_verdict_stands_with_its_counts_its_floor_and_the_reference(document
     noise = words(page, "section", id="noise")
     assert document["noise"]["rule"] in noise
     assert f"{document['noise']['near_ties']} of {document['noise']['positions']} judged positions" in noise
-    for shape in ("width-1", "width-6", "batch", "alone"):
+    for shape in ("width-1", "batch-width-6", "batch", "alone"):
         assert f"{shape} {document['noise']['shapes'][shape]['n']} " in noise
 
 

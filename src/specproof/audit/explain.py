@@ -33,7 +33,8 @@ class Explainer:
         large = large_indices(score, noise)
         index = large[0] if large else max(score.differing, key=lambda i: (score.margins[i], -i))
         margin, step = score.margins[index], last_place(self._lm, score.tops[index])
-        controls: dict[str, float | None] = dict(judged[me].controls) if index == judged[me].place else {}
+        known = margin and index == judged[me].place  # equal logits need no control
+        controls: dict[str, float | None] = dict(judged[me].controls) if known else {}
         signature = find_signature(self._lm, rows, me, index, noise, end_ids, self._symbols) if large else None
         other = None if signature is None or signature.row is None else rows[signature.row]
         cls, why = decide(Evidence(margin, noise, controls, signature and signature.name, step))

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from specproof.audit.replay import Replayed
 
 NOT_BENIGN = 1  # exit status
-FROM_SCRATCH = {"alone": "alone, fresh cache", "batch": "in a batch", "precision-up": "one precision up"}
+FROM_SCRATCH = {"alone": "alone, fresh cache", "batch-anew": "in a batch", "precision-up": "one precision up"}
 
 
 def explain(
