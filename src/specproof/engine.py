@@ -16,8 +16,8 @@ from specproof.errors import ConfigError, DrafterError, RequestError
 from specproof.intake import admit
 from specproof.kv import LAYOUTS
 from specproof.kv.layout import Feed
-from specproof.numerics.choose import choose_numerics
 from specproof.lm import LM
+from specproof.numerics.choose import choose_numerics
 from specproof.request import Output, Request
 from specproof.schedulers import SCHEDULERS, Schedule
 from specproof.sequence import Sequence

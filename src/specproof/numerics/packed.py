@@ -153,6 +153,16 @@ def is_packable(module: nn.Module) -> bool:
     return not hooked and weight.device.type == "cpu" and why_not(weight.dtype) is None
 
 
+def linear_shape(module: nn.Module) -> tuple[int, int, bool] | None:
+    """(out, in, has a bias) of a linear layer, packed or not; None for any other module."""
+    if isinstance(module, PackedLinear | nn.Linear):
+        return module.out_features, module.in_features, module.bias is not None
+    if _is_conv1d(module):
+        inputs, outputs = module.get_parameter("weight").shape
+        return outputs, inputs, True
+    return None
+
+
 def _is_conv1d(module: nn.Module) -> bool:
     """GPT-2's linear layer, Transformers' own, whose weight is (in, out)."""
     return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
