@@ -1,6 +1,8 @@
 """Packed linear layers: the same products, the same bits for any number of rows, and back again without a trace."""
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
@@ -113,3 +115,12 @@ def test_pack_off_leaves_the_model_as_it_is():
     assert not engine.numerics.packed
     with pytest.raises(ConfigError, match="pack"):
         EngineConfig(numerics="invariant", pack=False)
+
+
+def test_a_packed_model_that_nobody_uses_is_given_up():
+    lm = tiny_lm("llama", dtype=torch.float32)
+    arrange(lm.model, packed=True)
+    gone = weakref.ref(lm.model)
+    del lm
+    gc.collect()
+    assert gone() is None

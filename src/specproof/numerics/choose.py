@@ -22,7 +22,7 @@ def choose_numerics(lm: LM, config: EngineConfig) -> Numerics:
     if config.numerics == "fast":
         return Numerics(False, packed, "asked for")
     if packed and (left := _unpacked(lm)):
-        why = f"the weight of {left[0]} cannot be packed: it has a hook, or is not on the CPU"
+        why = f"the weight of {left[0]} cannot be packed: it is of a type of its own, has a hook, or is not on the CPU"
     elif packed:
         broken = [finding for finding in probe_once(lm, config) if not finding.holds]
         if not broken:

@@ -9,7 +9,7 @@ import copy
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +19,10 @@ from specproof.errors import ConfigError
 
 @dataclass(eq=False)
 class Packing:
-    """What was packed of a model. block: most rows of one product, None: no limit."""
+    """What was packed of a model. block: most rows of one product, None: no limit. It does not keep the model alive."""
 
     block: int | None = None
-    layers: list[tuple[nn.Module, str, "PackedLinear"]] = field(default_factory=list)  # parent, name, the layer
+    layers: list[tuple[ref[nn.Module], str, "PackedLinear"]] = field(default_factory=list)  # parent, name, the layer
 
 
 class PackedLinear(nn.Module):
@@ -130,7 +130,7 @@ def _pack(model: nn.Module) -> Packing:
             if id(child) not in made:
                 made[id(child)] = PackedLinear(child, uses[id(child.weight)] > 1, packing)
             parent._modules[name] = made[id(child)]
-            packing.layers.append((parent, name, made[id(child)]))
+            packing.layers.append((ref(parent), name, made[id(child)]))
     _PACKED[model] = packing
     return packing
 
@@ -140,7 +140,9 @@ def _pack(model: nn.Module) -> Packing:
 def unpack(model: nn.Module) -> None:
     """The model as it came: same modules, same parameters, same bits. Nothing happens if it is not packed."""
     packing = _PACKED.pop(model, None)
-    for parent, name, layer in packing.layers if packing else ():
+    for place, name, layer in packing.layers if packing else ():
+        parent = place()
+        assert parent is not None, "a module was taken out of the model while it was packed"
         parent._modules[name] = layer.restore()
 
 
