@@ -7,6 +7,7 @@ from specproof.drafters import Drafter, ModelDrafter
 from specproof.errors import ConfigError
 from specproof.kv import LAYOUTS
 from specproof.lm import LM, HFModel, load_model
+from specproof.numerics.choose import choose_numerics
 from specproof.support import require_supported
 from specproof.tokenizer import Tokenizer, require_same
 
@@ -52,5 +53,5 @@ def as_drafter(
         require_same(target_tokenizer, draft_tokenizer)
     lm = as_lm(drafter, like=target)  # type: ignore[arg-type]
     require_supported(lm, config.attention)
-    layout = LAYOUTS[config.parts.layout](lm, config.attention)
+    layout = LAYOUTS[config.parts.layout](lm, config.attention, choose_numerics(lm, config))
     return ModelDrafter(lm, layout, target.vocab_size, config.prefill_chunk)

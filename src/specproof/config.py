@@ -8,6 +8,7 @@ LAYOUT_NAMES = ("slotted", "left-padded")
 SCHEDULER_NAMES = ("continuous", "static", "same-length")
 COMMIT_NAMES = ("per-row", "batch-min")
 ATTENTION_NAMES = ("sdpa", "eager")
+NUMERICS_NAMES = ("auto", "invariant", "fast")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,9 @@ class EngineConfig:
     sort_by_length: admit short prompts first (outputs keep the input order).
     prefill_chunk: most prompt tokens computed in one forward.
     attention: "sdpa" or "eager".
+    numerics: "invariant": a row's logits are the same bits whatever the batch, K and chunks; "fast"; "auto": invariant
+    where a probe finds that this machine's kernels allow it.
+    pack: reorder the weights of linear layers for the CPU's products while decoding; invariant numerics need it.
     """
 
     method: str = "specproof"
@@ -63,10 +67,13 @@ class EngineConfig:
     sort_by_length: bool = False
     prefill_chunk: int = 256
     attention: str = "sdpa"
+    numerics: str = "auto"
+    pack: bool = True
 
     def __post_init__(self) -> None:
         _one_of("method", self.method, METHODS)
         _one_of("attention", self.attention, ATTENTION_NAMES)
+        _one_of("numerics", self.numerics, NUMERICS_NAMES)
         for name, value, known in (
             ("layout", self.layout, LAYOUT_NAMES),
             ("scheduler", self.scheduler, SCHEDULER_NAMES),
@@ -78,6 +85,8 @@ class EngineConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ConfigError(f"{name} is {value!r}; it must be a whole number of at least {least}")
+        if self.numerics == "invariant" and not self.pack:
+            raise ConfigError("numerics is 'invariant' and pack is off; invariant products need packed weights")
         if self.parts.scheduler == "same-length" and self.window < self.batch_size:
             raise ConfigError(
                 f"window is {self.window}, smaller than batch_size {self.batch_size}; a batch is taken from the window"

@@ -16,6 +16,8 @@ from specproof.errors import ConfigError, DrafterError, RequestError
 from specproof.intake import admit
 from specproof.kv import LAYOUTS
 from specproof.kv.layout import Feed
+from specproof.lm import LM
+from specproof.numerics.choose import choose_numerics
 from specproof.request import Output, Request
 from specproof.schedulers import SCHEDULERS, Schedule
 from specproof.sequence import Sequence
@@ -58,7 +60,8 @@ class Engine:
         self.drafter = as_drafter(drafter, self.target, self.tokenizer, draft_tokenizer, self.config)
         self.statistics = Statistics()
         self.observers: list[Observer] = [self.statistics]
-        self.layout = LAYOUTS[parts.layout](self.target, self.config.attention)
+        self.numerics = choose_numerics(self.target, self.config)
+        self.layout = LAYOUTS[parts.layout](self.target, self.config.attention, self.numerics)
         self._commit_rule = COMMITS[parts.commit]
         self._scheduler = SCHEDULERS[parts.scheduler](self.config)
         self._decode = None if self.tokenizer is None else self.tokenizer.decode
@@ -216,6 +219,13 @@ class Engine:
         self._scheduler.finish(row)
         del self._running[row.request_id]
         return row.output(text, end.reason, end.stop)
+
+    def close(self) -> None:
+        """Give up what is running, and give the models back their own weights, which decoding had packed."""
+        self.abandon()
+        for lm in (self.target, getattr(self.drafter, "lm", None)):
+            if isinstance(lm, LM):
+                lm.unpack()
 
     def abandon(self) -> None:
         """Forget rows that are not finished, so that the engine can be used again after an error or a closed stream."""

@@ -15,6 +15,7 @@ from transformers.utils import logging as transformers_logging
 
 from specproof.errors import ConfigError, UnsupportedModelError
 from specproof.kv.transformers_cache import ATTENTION_NAME, StepCache
+from specproof.numerics.packed import arrange, unpack
 
 HFModel = PreTrainedModel
 
@@ -37,7 +38,7 @@ _PROCESSORS = {
 
 
 class LM:
-    """A Hugging Face causal LM, unchanged: its own attention is swapped only during `forward`.
+    """A Hugging Face causal LM. `forward` swaps its attention and packs its weights; `plain_forward` does not.
 
     vocab_size: rows of the output head (may exceed the tokenizer's entries). context: most positions, None if
     unbounded. eos_ids: the set from the generation config, of ids that the head has. own_attention: its attention is
@@ -50,8 +51,8 @@ class LM:
         self.model = model.eval()
         config = model.config.get_text_config(decoder=True)
         self.family: str = model.config.model_type
-        head: torch.nn.Module = model.get_output_embeddings()  # type: ignore[assignment]
-        self.vocab_size = head.get_parameter("weight").shape[0]
+        head: Any = model.get_output_embeddings()
+        self.vocab_size: int = getattr(head, "out_features", None) or head.weight.shape[0]
         self.context = _context(config)
         self.bos_id: int | None = getattr(config, "bos_token_id", None)
         self.eos_ids = frozenset(token for token in _eos_ids(model) if 0 <= token < self.vocab_size)
@@ -82,6 +83,7 @@ class LM:
     @torch.inference_mode()
     def forward(self, ids: Tensor, position_ids: Tensor, kv: StepCache, columns: Tensor) -> Tensor:
         """ids, position_ids: (b, n) long. columns: (m,) long, which of the n columns need logits. -> (b, m, V)."""
+        arrange(self.model, kv.plan.numerics.packed, kv.plan.numerics.block)
         arguments = {self._cache_argument: kv, "attention_plan": kv.plan}
         if self._keeps_logits:
             arguments["logits_to_keep"] = columns
@@ -98,11 +100,12 @@ class LM:
         mask: Tensor | None = None,
         position_ids: Tensor | None = None,
     ) -> tuple[Tensor, object]:
-        """The model's own forward with its own cache and attention: ids (b, n) -> logits (b, m, V), new state.
+        """The model as it came, with its own cache and attention: ids (b, n) -> logits (b, m, V), new state.
 
         columns: (m,) long, which of the n columns need logits; None: all. mask: (b, cached + n), 1 at real tokens;
         position_ids: (b, n), left out for a model that takes none. Both are needed for left-padded rows only.
         """
+        unpack(self.model)
         arguments: dict[str, Any] = {self._cache_argument: state}
         if columns is not None and self._keeps_logits:
             arguments["logits_to_keep"] = columns
@@ -115,6 +118,10 @@ class LM:
             raise UnsupportedModelError(f"{type(self.model).__name__} keeps no KV cache")
         logits = out.logits if columns is None or self._keeps_logits else out.logits[:, columns]
         return logits, out[self._cache_argument]
+
+    def unpack(self) -> None:
+        """Give the model its weights back as they came, if forwards have packed them. The next forward packs again."""
+        unpack(self.model)
 
 
 def load_model(

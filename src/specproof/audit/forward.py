@@ -146,8 +146,10 @@ class ForwardAudit:
             ] = {}  # row of the block -> feed, its queries, positions
             for feed, at in zip(feeds, places, strict=True):
                 result = order[at] - base
-                if not ((result >= 0) & (result < count * m)).all():
+                inside = (result >= 0) & (result < count * m)  # a long chunk is cut over several blocks
+                if not inside.any():
                     continue
+                at, result = at[inside], result[inside]
                 r = int(result[0]) // m
                 if slots[r] != cells[at[0]] // capacity:
                     self._report(
@@ -158,9 +160,11 @@ class ForwardAudit:
                         "queries see another row's cells",
                     )
                     continue
-                queries[r] = feed, result % m, np.arange(feed.start, feed.end)
-                first = int(cells[at[0]] % capacity) - feed.start
+                queries[r] = feed, result % m, np.arange(feed.start, feed.end)[inside]
+                first = int(cells[places[feeds.index(feed)][0]] % capacity) - feed.start
                 self._check_ledger(feed, ledger[slots[r], first : first + feed.end])
+                if kv.gathered is not None:
+                    self._check_gathered(feed, kv.gathered[r])
             masks = {key[1]: mask for key, mask in plan.masks.items() if key[0] == number}
             if masks.keys() != set(self._windows):
                 self._report(
@@ -174,6 +178,8 @@ class ForwardAudit:
                 visible = (mask == 0).cpu().numpy()[:, 0].reshape(count, -1, m, mask.shape[-1])  # (R, G, m, L)
                 for r, (feed, j, position) in queries.items():
                     first = int(cells[places[feeds.index(feed)][0]] % capacity) - feed.start
+                    if kv.gathered is not None:
+                        first = 0  # the mask is over positions
                     place = np.arange(mask.shape[-1]) - first
                     should = (place >= 0) & (place <= position[:, None])
                     if window is not None:
@@ -188,11 +194,16 @@ class ForwardAudit:
                             "the opposite",
                             f"query at position {position[query]}, window {window}",
                         )
-                    if first + feed.end > mask.shape[-1]:
-                        self._report(
-                            "mask-exact", feed.row, first + feed.end, mask.shape[-1], "visible length is too short"
-                        )
+                    needed = first + int(position[-1]) + 1
+                    if needed > mask.shape[-1]:
+                        self._report("mask-exact", feed.row, needed, mask.shape[-1], "visible length is too short")
             base += count * m
+
+    def _check_gathered(self, feed: Feed, cells: Tensor) -> None:
+        """The cells that the row's attention gets in place of the rectangle are its own, by position."""
+        located = self.layout.locate(feed.row, feed.end)
+        if located is None or not torch.equal(located[1], cells[: feed.end].cpu()):
+            self._report("mask-exact", feed.row, "the row's own cells", cells[: feed.end].tolist(), "gathered cells")
 
     def _check_ledger(self, feed: Feed, entries: np.ndarray) -> None:
         row = self._rows[feed.row]

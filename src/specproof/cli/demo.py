@@ -64,6 +64,7 @@ def demo(batch_size: int, max_new_tokens: int, dtype: str, threads: int) -> None
 
 def generate_with_transformers(lm: LM, requests: Sequence[Request], batch_size: int) -> list[int]:
     """Decode with the model's own greedy `generate`, left-padded batch by batch; the number of tokens of each row."""
+    lm.unpack()  # as it came
     model: Any = lm.model  # its `generate` comes from a mixin that type checkers do not see
     counts = []
     for start in range(0, len(requests), batch_size):

@@ -37,6 +37,8 @@ def generate(
     device: Annotated[str | None, _model(help="cpu (default), cuda, cuda:1 ...")] = None,
     device_map: Annotated[str | None, _model(help="Spread over devices: auto ...")] = None,
     attention: Annotated[str, _model(help="sdpa or eager.")] = "sdpa",
+    numerics: Annotated[str, _model(help="auto, invariant (the same bits in any batch) or fast.")] = "auto",
+    no_pack: Annotated[bool, _model("--no-pack", help="Leave weights as they are; slower on a CPU.")] = False,
     threads: Annotated[int | None, _model(min=1, max=1024, help="CPU threads.")] = None,
     trust_remote_code: Annotated[bool, _model("--trust-remote-code", help="Run code that comes with a model.")] = False,
     allow_pickle: Annotated[bool, _model("--allow-pickle", help="Load pickled weights; they can run code.")] = False,
@@ -70,6 +72,8 @@ def generate(
             sort_by_length=sort_by_length,
             prefill_chunk=prefill_chunk,
             attention=attention,
+            numerics=numerics,
+            pack=not no_pack,
         )
         has_drafts, has_pool = config.parts.drafts, config.parts.scheduler == "same-length"
         _refuse("--draft and --drafter", draft and drafter, "choose one")

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from specproof.cli.exits import clear_exits
-from specproof.config import ATTENTION_NAMES, COMMIT_NAMES, LAYOUT_NAMES, METHODS, SCHEDULER_NAMES
+from specproof.config import ATTENTION_NAMES, COMMIT_NAMES, LAYOUT_NAMES, METHODS, NUMERICS_NAMES, SCHEDULER_NAMES
 from specproof.jobs.job import DRAFTERS
 
 
@@ -19,6 +19,7 @@ def methods(as_json: bool = typer.Option(False, "--json", help="Print one JSON d
         "scheduler": SCHEDULER_NAMES,
         "commit": COMMIT_NAMES,
         "attention": ATTENTION_NAMES,
+        "numerics": NUMERICS_NAMES,
     }
     drafters = {"model": "a smaller model with the target's tokenizer (--draft FOLDER or hub name)", **DRAFTERS}
     with clear_exits():

@@ -37,6 +37,8 @@ def run(job: Job, resume: bool, overwrite: bool, as_json: bool) -> int:
         is_complete = resumed is not None and resumed.num_done == source.num_rows
         # Loaded before anything is written, so that a wrong model name leaves nothing behind.
         engine = None if is_complete else load_engine(job, _say)
+        if engine is not None and job.config.numerics == "auto" and not engine.numerics.invariant:
+            _say(f"numerics are fast, not invariant: {engine.numerics.reason}")
         results = resumed or _new_results(job, source)
         statistics = Statistics() if engine is None else engine.statistics
         tally = Tally()
@@ -55,6 +57,7 @@ def run(job: Job, resume: bool, overwrite: bool, as_json: bool) -> int:
         finally:
             results.close()
         summary = tally.summary(statistics, perf_counter() - started)
+        summary["numerics_used"] = None if engine is None else engine.numerics.kind
     if job.out is not None:
         append_to_sidecar(job.out, "end", summary)
     return _report(job, summary, as_json)

@@ -6,6 +6,7 @@ from importlib.metadata import version
 from typing import Any
 
 from specproof import __version__
+from specproof.machine import cpu_name
 
 
 def versions() -> dict[str, str]:
@@ -20,18 +21,8 @@ def machine() -> dict[str, Any]:
 
     return {
         "system": platform.platform(),
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
     }
-
-
-def _cpu_name() -> str:
-    """The CPU's name; where the system does not tell it, its architecture."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
-    except OSError:
-        names = []
-    return names[0] if names else platform.processor() or platform.machine()

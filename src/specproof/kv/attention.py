@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from specproof.numerics.rule import PLAIN, Numerics
+
 
 @dataclass(frozen=True)
 class Block:
@@ -50,6 +52,7 @@ class AttentionPlan:
     order: Tensor | None
     windows: tuple[int | None, ...]
     kind: str  # "sdpa" or "eager"
+    numerics: Numerics = PLAIN  # how the blocks were cut; how the model's products are to be computed
     masks: dict[tuple, Tensor] = field(default_factory=dict)
 
     def attend(

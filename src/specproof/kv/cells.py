@@ -34,6 +34,12 @@ class Cells:
         shape = (self.rows, self.capacity)
         return keys.unflatten(1, shape).transpose(0, 1), values.unflatten(1, shape).transpose(0, 1)
 
+    def gather(self, layer: int, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of a layer as (r, H, L, D), copied. index: (r, L) long, flat cells."""
+        index = index.to(self.keys[layer].device, non_blocking=True)
+        keys, values = (t[layer].index_select(1, index.flatten()) for t in (self.keys, self.values))
+        return keys.unflatten(1, index.shape).transpose(0, 1), values.unflatten(1, index.shape).transpose(0, 1)
+
     def rearrange(self, source: Tensor, rows: int, capacity: int) -> None:
         """Take new shape: new cell i holds what cell `source[i]` held. One operation per tensor.
 

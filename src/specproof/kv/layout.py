@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from specproof.kv.cells import Cells
+from specproof.numerics.rule import PLAIN, Numerics
 
 if TYPE_CHECKING:
     from specproof.lm import LM
@@ -46,7 +47,7 @@ class Layout(Protocol):
 
     realigned: bool  # whether KV had to be moved to re-pad rows in the last forward
 
-    def __init__(self, lm: "LM", attention: str) -> None: ...
+    def __init__(self, lm: "LM", attention: str, numerics: Numerics = PLAIN) -> None: ...
 
     def admit(self, row: str, length: int) -> None:
         """A row enters with no KV; it is sure to need `length` positions."""

@@ -20,6 +20,7 @@ from specproof.kv.cells import Cells
 from specproof.kv.layout import Feed, to_device
 from specproof.kv.slots import Slots
 from specproof.kv.transformers_cache import StepCache
+from specproof.numerics.rule import PLAIN, Numerics
 
 if TYPE_CHECKING:
     from specproof.lm import LM
@@ -28,8 +29,9 @@ if TYPE_CHECKING:
 class LeftPadded:
     """See the module's drawing. The only state beside the cells is each row's padding; position p lies at pad + p."""
 
-    def __init__(self, lm: "LM", attention: str) -> None:
+    def __init__(self, lm: "LM", attention: str, numerics: Numerics = PLAIN) -> None:
         self.lm = lm
+        self.numerics = numerics
         self.realigned = False
         self._attention = attention
         self._cells = Cells()
@@ -103,12 +105,38 @@ class LeftPadded:
         )
         if device_ids is not None and len(device_at):
             ids.view(-1).index_copy_(0, device_at, device_ids)
-        block = Block(slice(None), None, columns, pads, end + width)
-        plan = AttentionPlan([block], None, self.lm.windows, self._attention)
-        logits = self.lm.forward(ids, positions, StepCache(self._cells, cells.flatten(), plan), kept)
+        if self.numerics.invariant:
+            blocks, order, gathered = self._in_position_order(positions, pads)
+        else:
+            blocks, order, gathered = [Block(slice(None), None, columns, pads, end + width)], None, None
+        plan = AttentionPlan(blocks, order, self.lm.windows, self._attention, self.numerics)
+        logits = self.lm.forward(ids, positions, StepCache(self._cells, cells.flatten(), plan, gathered), kept)
         for feed in feeds:
             self._written[feed.row] = feed.end
         return logits.flatten(0, 1).index_select(0, logits_at)
+
+    def _in_position_order(self, positions: Tensor, pads: Tensor) -> tuple[list[Block], Tensor, Tensor | None]:
+        """Blocks that see each row's cells by position, so that padding does not shift the order of summation.
+
+        positions: (b, n). -> blocks, where each of the b * n tokens lies among their results, the cells to gather.
+        """
+        count, width = positions.shape
+        most, device = self.numerics.block or width, positions.device
+        length = self.numerics.key_length(int(positions.max()) + 1)
+        blocks, order, base = [], torch.empty(count, width, dtype=torch.long, device=device), 0
+        for skip in range(0, width, most):
+            taken = min(most, width - skip)
+            m = self.numerics.num_queries(taken)
+            column = skip + torch.arange(m, device=device).clamp(max=taken - 1)  # repeats the last one
+            queries = torch.arange(count, device=device)[:, None] * width + column
+            order[:, skip : skip + taken] = (base + torch.arange(count * m, device=device).view(count, m))[:, :taken]
+            blocks.append(Block(slice(None), queries.flatten(), positions[:, column], None, length))
+            base += count * m
+        capacity = self._cells.capacity
+        if length <= capacity and not any(self._pads.values()):
+            return blocks, order.flatten(), None
+        places = (pads[:, None] + torch.arange(length, device=device)).clamp(max=capacity - 1)
+        return blocks, order.flatten(), torch.arange(count, device=device)[:, None] * capacity + places
 
     def _arrange(self, starts: dict[str, int], width: int) -> int:
         """Make the rectangle hold these rows, `[0, start)` of each, all ending at one column; return that column."""
@@ -125,7 +153,7 @@ class LeftPadded:
             self.realigned |= len({pads[row] - self._pads[row] for row in filled}) > 1
         else:
             self.realigned |= len({starts[row] for row in filled}) > 1
-        self._move(pads, filled, int((end + width) * 1.125))
+        self._move(pads, filled, max(int((end + width) * 1.125), self.numerics.key_length(end + width)))
         self._pads = pads
         return end
 

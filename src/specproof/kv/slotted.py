@@ -7,7 +7,7 @@
 The forward is flat: (1, N), the tokens of all rows one after another, each row as many as it needs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,6 +19,7 @@ from specproof.kv.cells import Cells
 from specproof.kv.layout import Feed, to_device
 from specproof.kv.slots import Slots
 from specproof.kv.transformers_cache import StepCache
+from specproof.numerics.rule import PLAIN, Numerics
 
 if TYPE_CHECKING:
     from specproof.lm import LM
@@ -29,8 +30,9 @@ class Slotted:
 
     realigned = False
 
-    def __init__(self, lm: "LM", attention: str) -> None:
+    def __init__(self, lm: "LM", attention: str, numerics: Numerics = PLAIN) -> None:
         self.lm = lm
+        self.numerics = numerics
         self.slots = Slots()
         self._attention = attention
 
@@ -54,7 +56,7 @@ class Slotted:
 
     @torch.inference_mode()
     def forward(self, feeds: Sequence[Feed], device_ids: Tensor | None = None) -> Tensor:
-        self.slots.reserve({feed.row: feed.end for feed in feeds})
+        self.slots.reserve({feed.row: self.numerics.key_length(feed.end) for feed in feeds})
         capacity = self.slots.cells.capacity
         slots = np.array([self.slots.slot(feed.row) for feed in feeds])
         lengths = np.array([feed.length for feed in feeds])
@@ -66,9 +68,11 @@ class Slotted:
         ids = np.array([t for feed in feeds for t in (*feed.tokens, *(0,) * feed.num_device)])
         logits_at = _last(ends, np.array([feed.num_logits for feed in feeds]))
         device_at = _last(ends, np.array([feed.num_device for feed in feeds]))
-        groups = _groups(feeds)
-        blocks = [_block(slots[g], lengths[g], starts[g], offsets[g]) for g in groups]
-        order = _order(groups, blocks, lengths, row_of)
+        blocks = [
+            _block(slots[g], np.minimum(lengths[g] - skip, most), starts[g] + skip, offsets[g] + skip, self.numerics)
+            for g, skip, most in _groups(feeds, lengths, self.numerics.block)
+        ]
+        order = _order(blocks, int(ends[-1]))
 
         device = self.lm.device
         arrays = [ids, positions, slots[row_of] * capacity + positions, logits_at, device_at, order]
@@ -90,6 +94,7 @@ class Slotted:
             order=order,
             windows=self.lm.windows,
             kind=self._attention,
+            numerics=self.numerics,
         )
         kv = StepCache(self.slots.cells, cells, plan)
         return self.lm.forward(ids[None], positions[None], kv, logits_at)[0]
@@ -102,16 +107,25 @@ def _last(ends: np.ndarray, counts: np.ndarray) -> np.ndarray:
     return np.repeat(ends - counts, counts) + within
 
 
-def _groups(feeds: Sequence[Feed]) -> list[np.ndarray]:
-    """Feeds attended together: all that emit in one group, each chunk of a prompt alone (lengths differ widely)."""
+def _groups(feeds: Sequence[Feed], lengths: np.ndarray, most: int | None) -> Iterator[tuple[np.ndarray, int, int]]:
+    """Feeds attended together, tokens to skip of each, and at most how many to take.
+
+    All feeds that emit are one group, each chunk of a prompt another (lengths differ widely).
+    """
     decode = np.array([i for i, feed in enumerate(feeds) if feed.num_logits], dtype=int)
     chunks = [np.array([i]) for i, feed in enumerate(feeds) if not feed.num_logits]
-    return [decode, *chunks] if len(decode) else chunks
+    for group in [decode, *chunks] if len(decode) else chunks:
+        longest = int(lengths[group].max())
+        for skip in range(0, longest, most or longest):
+            yield group[lengths[group] > skip], skip, most or longest
 
 
-def _block(slots: np.ndarray, lengths: np.ndarray, starts: np.ndarray, offsets: np.ndarray) -> dict:
-    """Lay a group's queries out as (R, m). Rows of the span between its slots are taken along if that saves copying."""
-    low, high, m = int(slots.min()), int(slots.max()) + 1, int(lengths.max())
+def _block(slots: np.ndarray, lengths: np.ndarray, starts: np.ndarray, offsets: np.ndarray, numerics: Numerics) -> dict:
+    """Lay a group's queries out as (R, m). Rows of the span between its slots are taken along if that saves copying.
+
+    tokens, results: which of the N tokens lies where among the block's R * m results, without repeated ones.
+    """
+    low, high, m = int(slots.min()), int(slots.max()) + 1, numerics.num_queries(int(lengths.max()))
     spans = 2 * len(slots) >= high - low
     rows = np.arange(low, high) if spans else slots
     at = slots - low if spans else np.arange(len(slots))
@@ -120,24 +134,22 @@ def _block(slots: np.ndarray, lengths: np.ndarray, starts: np.ndarray, offsets: 
     columns = np.zeros((len(rows), m), dtype=int)
     queries[at] = offsets[:, None] + within
     columns[at] = starts[:, None] + within
-    length = int((starts + lengths).max())
+    own = np.arange(m) < lengths[:, None]
     return {
         "rows": rows,
         "span": slice(low, high) if spans else None,
-        "at": at,
         "queries": queries,
         "columns": columns,
-        "length": length,
+        "length": numerics.key_length(int((starts + lengths).max())),
+        "tokens": queries[at][own],
+        "results": (at[:, None] * m + np.arange(m))[own],
     }
 
 
-def _order(groups: list[np.ndarray], blocks: list[dict], lengths: np.ndarray, row_of: np.ndarray) -> np.ndarray:
-    """Where each of the N tokens lies among the blocks' (R * m) results."""
-    first = np.zeros(len(lengths), dtype=int)
-    base = 0
-    for group, block in zip(groups, blocks, strict=True):
-        m = block["queries"].shape[1]
-        first[group] = base + block["at"] * m
+def _order(blocks: Sequence[dict], count: int) -> np.ndarray:
+    """(N,): where each token lies among the blocks' results."""
+    order, base = np.zeros(count, dtype=int), 0
+    for block in blocks:
+        order[block["tokens"]] = base + block["results"]
         base += block["queries"].size
-    offsets = np.cumsum(lengths) - lengths
-    return first[row_of] + np.arange(len(row_of)) - offsets[row_of]
+    return order

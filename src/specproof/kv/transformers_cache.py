@@ -25,20 +25,22 @@ class StepCache(Cache):
     """What a model sees as its cache during one forward: `update` writes into cells and returns all of them.
 
     index: (b * n,) long, the cell of each token. The keys and values returned are views (rows, H, capacity, D); which
-    of their cells a query may see is the attention plan's business.
+    of their cells a query may see is the attention plan's business. gathered: None, or (rows, L) long, cells to return
+    instead, copied.
     """
 
-    def __init__(self, cells: Cells, index: Tensor, plan: AttentionPlan) -> None:
+    def __init__(self, cells: Cells, index: Tensor, plan: AttentionPlan, gathered: Tensor | None = None) -> None:
         super().__init__(layers=[])
         self.cells = cells
         self.index = index
         self.plan = plan
+        self.gathered = gathered
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs
     ) -> tuple[Tensor, Tensor]:
         self.cells.write(layer_idx, self.index, _by_head(key_states), _by_head(value_states))
-        return self.cells.view(layer_idx)
+        return self.cells.view(layer_idx) if self.gathered is None else self.cells.gather(layer_idx, self.gathered)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0  # positions are always given; nothing may be derived from a shared length

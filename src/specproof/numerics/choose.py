@@ -1,0 +1,81 @@
+"""Which numerics a model gets on this machine, and why."""
+
+from dataclasses import asdict
+from typing import Any
+
+from specproof.config import EngineConfig
+from specproof.errors import ConfigError
+from specproof.lm import LM
+from specproof.numerics.finding import Finding
+from specproof.numerics.memory import recall
+from specproof.numerics.packed import PackedLinear, is_packable, is_packed, linear_shape, why_not
+from specproof.numerics.probe import probe
+from specproof.numerics.rule import BLOCK, PLAIN, Numerics
+
+INVARIANT = Numerics(True, True, "each operation gave the same bits in every shape that was tried")
+
+
+def choose_numerics(lm: LM, config: EngineConfig) -> Numerics:
+    """Raises ConfigError if invariant numerics are asked for and cannot be had."""
+    cannot = _why_not_packed(lm)
+    packed = config.pack and cannot is None
+    if config.numerics == "fast":
+        return Numerics(False, packed, "asked for")
+    if packed and (left := _unpacked(lm)):
+        why = f"the weight of {left[0]} cannot be packed: it is of a type of its own, has a hook, or is not on the CPU"
+    elif packed:
+        broken = [finding for finding in probe_once(lm, config) if not finding.holds]
+        if not broken:
+            return INVARIANT
+        more = f", and {len(broken) - 1} more" if len(broken) > 1 else ""
+        why = f"{broken[0].op} depends on {'; '.join(broken[0].depends_on)}{more}"
+    else:
+        why = cannot or "packing is off, and invariant products need packed weights"
+    if config.numerics == "invariant":
+        raise ConfigError(
+            f"numerics cannot be invariant for this model here: {why}; --numerics auto or fast decodes it"
+        )
+    return Numerics(False, packed, why)
+
+
+def compare(lm: LM, config: EngineConfig) -> dict[str, Any]:
+    """The choice, its reason, and findings measured now: in the rule's shapes (None: not packed), in ordinary ones."""
+    layout, attention = config.parts.layout, config.attention
+    chosen = choose_numerics(lm, config)
+    ruled = _why_not_packed(lm) is None
+    rule = [asdict(f) for f in probe(lm, attention, layout, INVARIANT, _most(config))] if ruled else None
+    ordinary = [asdict(f) for f in probe(lm, attention, layout, PLAIN, _most(config))]
+    return {"kind": chosen.kind, "reason": chosen.reason, "rule": rule, "ordinary": ordinary}
+
+
+def _most(config: EngineConfig) -> int:
+    """Tokens of the largest forward, in steps, so that few configs need a probe of their own."""
+    step = config.batch_size * (config.num_draft_tokens + 1)
+    return -(-(config.prefill_chunk + step) // BLOCK) * BLOCK
+
+
+def probe_once(lm: LM, config: EngineConfig) -> tuple[Finding, ...]:
+    """The probe's findings under the invariant rule; those of an earlier probe where nothing that matters changed."""
+    layout, attention, most = config.parts.layout, config.attention, _most(config)
+    parts = sorted({type(module).__name__ for module in lm.model.modules() if linear_shape(module) is None})
+    about = {"model": lm.model.config.to_json_string(), "parts": parts, "dtype": lm.dtype_name, "most": most}
+    return recall(
+        {**about, "layout": layout, "attention": attention}, lambda: probe(lm, attention, layout, INVARIANT, most)
+    )
+
+
+def _unpacked(lm: LM) -> list[str]:
+    """Names of linear layers that stay as they are."""
+    linear = ((name, module) for name, module in lm.model.named_modules() if linear_shape(module) is not None)
+    return [name for name, module in linear if not isinstance(module, PackedLinear) and not is_packable(module)]
+
+
+def _why_not_packed(lm: LM) -> str | None:
+    devices = {parameter.device.type for parameter in lm.model.parameters()}
+    if devices != {"cpu"}:
+        return f"the model is on {', '.join(sorted(devices))}; the rule was made for PyTorch's CPU kernels"
+    if (why := why_not(lm.dtype)) is not None:
+        return why
+    if is_packed(lm.model) or any(is_packable(module) for module in lm.model.modules()):
+        return None
+    return "the model has no linear layer that can be packed"

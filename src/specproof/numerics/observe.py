@@ -1,0 +1,97 @@
+"""One small forward of the model, watched: which operations it has, and in which shapes."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from specproof.kv.attention import AttentionPlan, Block
+from specproof.kv.cells import Cells
+from specproof.kv.transformers_cache import StepCache
+from specproof.lm import LM
+from specproof.numerics.packed import arrange, linear_shape
+from specproof.numerics.rule import Numerics
+
+TOKENS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """Heads H, key heads Hkv, head sizes of keys and values, and what else the product depends on."""
+
+    heads: int
+    kv_heads: int
+    size: int
+    value_size: int
+    scale: float | None
+    softcap: float | None
+    window: int | None
+
+
+@dataclass(slots=True)
+class Operations:
+    """Distinct ones, each with a module that does it.
+
+    linear: by (out, in, has a bias). rowwise: all other modules without children, with the arguments of the call: the
+    norms, activations and rotary tables, which take tokens along dimension 1.
+    """
+
+    linear: dict[tuple[int, int, bool], nn.Module] = field(default_factory=dict)
+    rowwise: dict[str, tuple[nn.Module, tuple[Tensor, ...]]] = field(default_factory=dict)
+    attention: dict[AttentionShape, int] = field(default_factory=dict)  # to a layer
+
+
+@torch.inference_mode()
+def observe(lm: LM, attention: str, numerics: Numerics) -> Operations:
+    found = Operations()
+    place = torch.arange(TOKENS, device=lm.device)
+    block = Block(slice(None), None, place[None], None, TOKENS)
+    plan = _Recorder([block], None, lm.windows, attention, numerics)
+    plan.found = found
+    cells = Cells()
+    cells.reshape(1, TOKENS)
+    ids = (7 * place + 3) % lm.vocab_size
+    arrange(lm.model, numerics.packed, numerics.block)  # so that the modules that are watched are those that will run
+    with _watching(lm.model, found):
+        lm.forward(ids[None], place[None], StepCache(cells, place, plan), place)
+    return found
+
+
+class _Recorder(AttentionPlan):
+    """Notes the shapes that it is asked for."""
+
+    found: Operations
+
+    def attend(
+        self, layer: int, query: Tensor, keys: Tensor, values: Tensor, scale: float | None, softcap: float | None
+    ) -> Tensor:
+        shape = AttentionShape(
+            query.shape[1], keys.shape[1], query.shape[3], values.shape[3], scale, softcap, self.windows[layer]
+        )
+        self.found.attention.setdefault(shape, layer)
+        return super().attend(layer, query, keys, values, scale, softcap)
+
+
+@contextmanager
+def _watching(model: nn.Module, found: Operations) -> Iterator[None]:
+    def note(module: nn.Module, args: tuple, kwargs: dict, out: object) -> None:
+        shape = linear_shape(module)
+        if shape is not None:
+            found.linear.setdefault(shape, module)
+            return
+        given = (*args, *kwargs.values())
+        tensors = tuple(a for a in given if isinstance(a, Tensor))
+        takes_tokens = tensors and all(t.ndim > 1 and t.shape[1] == TOKENS for t in tensors)
+        if takes_tokens and tensors[0].is_floating_point() and len(tensors) == len(given):
+            shapes = " and ".join("x".join(map(str, t.shape[2:])) or "positions" for t in tensors)
+            found.rowwise.setdefault(f"{type(module).__name__} {shapes}", (module, tensors))
+
+    leaves = [module for module in model.modules() if not list(module.children())]
+    hooks = [module.register_forward_hook(note, with_kwargs=True) for module in leaves]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

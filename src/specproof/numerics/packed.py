@@ -1,0 +1,189 @@
+"""Linear layers whose weights lie in the order in which oneDNN reads them; packed and unpacked in place.
+
+The operators are those that `torch.compile` with freezing puts in (PyTorch's names for them begin with an underscore:
+they are not promised to stay; where they are missing nothing is packed). The public `torch.utils.mkldnn` gives the same
+bits, but copies its input and output and reorders the weight again at each call.
+"""
+
+import copy
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary, ref
+
+import torch
+from torch import Tensor, nn
+
+from specproof.errors import ConfigError
+
+
+@dataclass(eq=False)
+class Packing:
+    """What was packed of a model. block: most rows of one product, None: no limit. It does not keep the model alive."""
+
+    block: int | None = None
+    layers: list[tuple[ref[nn.Module], str, "PackedLinear"]] = field(default_factory=list)  # parent, name, the layer
+
+
+class PackedLinear(nn.Module):
+    """Stands in for an nn.Linear or a Conv1D. Gives each row the same bits for any number of rows: one is fed twice.
+
+    The original keeps its place in memory and its parameters, but its weight is empty meanwhile, unless other modules
+    share it (a tied embedding). A deep copy is an ordinary layer again.
+    """
+
+    def __init__(self, original: nn.Module, is_shared: bool, packing: Packing) -> None:
+        super().__init__()
+        weight = original.get_parameter("weight")
+        self.is_transposed = _is_conv1d(original)
+        dense = weight.data.t().contiguous() if self.is_transposed else weight.data
+        self.out_features, self.in_features = dense.shape
+        self._packing = packing
+        self._original = (original,)  # in a tuple: not a submodule
+        self._packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(dense, None)
+        if not is_shared:
+            weight.data = weight.data.new_empty(0)
+
+    @property
+    def original(self) -> nn.Module:
+        return self._original[0]
+
+    @property
+    def weight(self) -> Tensor:
+        """The weight as the original has it, made anew."""
+        dense = self._packed.to_dense()
+        return dense.t().contiguous() if self.is_transposed else dense
+
+    @property
+    def bias(self) -> Any:
+        return self.original.bias
+
+    def forward(self, states: Tensor) -> Tensor:
+        """states: (..., in) -> (..., out)."""
+        rows = states.reshape(-1, self.in_features)
+        block = self._packing.block
+        if block is None or len(rows) <= block:
+            out = self._product(rows)
+        else:
+            out = torch.cat([self._product(part) for part in rows.split(block)])
+        return out.view(*states.shape[:-1], self.out_features)
+
+    def _product(self, rows: Tensor) -> Tensor:
+        if len(rows) == 1:
+            return self._product(rows.repeat(2, 1))[:1]
+        return torch.ops.mkldnn._linear_pointwise(rows, self._packed, self.bias, "none", [], "")
+
+    def restore(self) -> nn.Module:
+        """The original with its weight back, bit for bit."""
+        weight = self.original.get_parameter("weight")
+        if not weight.numel():
+            weight.data = self.weight
+        return self.original
+
+    def __deepcopy__(self, memo: dict) -> nn.Module:
+        weight = self.original.get_parameter("weight")
+        if weight.numel():
+            return copy.deepcopy(self.original, memo)
+        self.restore()
+        try:
+            return copy.deepcopy(self.original, memo)
+        finally:
+            weight.data = weight.data.new_empty(0)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "PackedLinear":
+        raise ConfigError("the model's weights are packed for decoding; close the engine (or call LM.unpack) first")
+
+    def _save_to_state_dict(self, destination: dict, prefix: str, keep_vars: bool) -> None:
+        destination[prefix + "weight"] = self.weight
+        if self.bias is not None:
+            destination[prefix + "bias"] = self.bias if keep_vars else self.bias.detach()
+
+
+_PACKED: WeakKeyDictionary[nn.Module, Packing] = WeakKeyDictionary()
+
+
+def is_packed(model: nn.Module) -> bool:
+    return model in _PACKED
+
+
+def arrange(model: nn.Module, packed: bool, block: int | None = None) -> None:
+    """Have the model's linear layers packed, with at most `block` rows a product, or as they came."""
+    packing = _PACKED.get(model)
+    if not packed:
+        if packing is not None:
+            unpack(model)
+        return
+    (packing or _pack(model)).block = block
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def _pack(model: nn.Module) -> Packing:
+    packing = Packing()
+    modules = list(model.modules())
+    uses = Counter(id(p) for module in modules for p in module._parameters.values() if p is not None)
+    made: dict[int, PackedLinear] = {}
+    for parent in modules:
+        for name, child in list(parent._modules.items()):
+            if child is None or not is_packable(child):
+                continue
+            if id(child) not in made:
+                made[id(child)] = PackedLinear(child, uses[id(child.weight)] > 1, packing)
+            parent._modules[name] = made[id(child)]
+            packing.layers.append((ref(parent), name, made[id(child)]))
+    _PACKED[model] = packing
+    return packing
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def unpack(model: nn.Module) -> None:
+    """The model as it came: same modules, same parameters, same bits. Nothing happens if it is not packed."""
+    packing = _PACKED.pop(model, None)
+    for place, name, layer in packing.layers if packing else ():
+        parent = place()
+        assert parent is not None, "a module was taken out of the model while it was packed"
+        parent._modules[name] = layer.restore()
+
+
+def is_packable(module: nn.Module) -> bool:
+    """An ordinary linear layer on the CPU, with nothing hooked to it."""
+    if type(module) is not nn.Linear and not _is_conv1d(module):
+        return False
+    hooked = module._forward_hooks or module._forward_pre_hooks or hasattr(module, "_hf_hook")
+    weight = module.get_parameter("weight")
+    return not hooked and weight.device.type == "cpu" and why_not(weight.dtype) is None
+
+
+def linear_shape(module: nn.Module) -> tuple[int, int, bool] | None:
+    """(out, in, has a bias) of a linear layer, packed or not; None for any other module."""
+    if isinstance(module, PackedLinear | nn.Linear):
+        return module.out_features, module.in_features, module.bias is not None
+    if _is_conv1d(module):
+        inputs, outputs = module.get_parameter("weight").shape
+        return outputs, inputs, True
+    return None
+
+
+def _is_conv1d(module: nn.Module) -> bool:
+    """GPT-2's linear layer, Transformers' own, whose weight is (in, out)."""
+    return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
+
+
+def why_not(dtype: torch.dtype) -> str | None:
+    """Why this PyTorch on this CPU cannot pack weights of a dtype; None if it can."""
+    if dtype not in _WHY_NOT:
+        _WHY_NOT[dtype] = _try_packing(dtype)
+    return _WHY_NOT[dtype]
+
+
+_WHY_NOT: dict[torch.dtype, str | None] = {}
+
+
+def _try_packing(dtype: torch.dtype) -> str | None:
+    try:
+        packed = torch.ops.mkldnn._reorder_linear_weight(torch.zeros(32, 32, dtype=dtype), None)
+        torch.ops.mkldnn._linear_pointwise(torch.zeros(2, 32, dtype=dtype), packed, None, "none", [], "")
+    except (RuntimeError, AttributeError) as error:  # no such operator, no such instruction, no such dtype
+        return f"PyTorch cannot pack {str(dtype).removeprefix('torch.')} weights here ({str(error).splitlines()[0]})"
+    return None

@@ -1,0 +1,162 @@
+"""The trials: the same rows or queries, computed in all the shapes that a rule allows, compared bit for bit."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from specproof.kv.attention import AttentionPlan, Block
+from specproof.numerics.finding import Finding, name_values
+from specproof.numerics.observe import AttentionShape
+from specproof.numerics.rule import BLOCK, Numerics
+
+SAMPLES = 1 << 15  # results compared for each number of rows, at least: rounding to bfloat16 hides most differences
+NUM_ROWS = (*range(1, 17), 32)  # rows of one attention call
+FIXED = 4  # queries that are followed through all shapes
+
+
+def try_linear(shape: tuple[int, int, bool], module: nn.Module, dtype: torch.dtype) -> Finding:
+    """Every number of rows up to BLOCK (beyond it, products are cut), with the rows at different places."""
+    outputs, inputs, _ = shape
+    states = _normal(BLOCK, inputs).to(dtype)
+    whole = module(states)
+    differing = []
+    for count in range(1, BLOCK):
+        groups = min(BLOCK // count, -(-SAMPLES // (count * outputs)))
+        starts = [round(i * (BLOCK - count) / max(1, groups - 1)) for i in range(groups)]
+        if not all(torch.equal(module(states[at : at + count]), whole[at : at + count]) for at in starts):
+            differing.append(count)
+    other = _normal(BLOCK, inputs, seed=1).to(dtype)
+    moved = torch.cat([other[:11], states[:3], other[14:]])
+    depends = name_values("number of rows", differing)
+    if not torch.equal(module(moved)[11:14], whole[:3]):
+        depends += ("neighbours",)
+    return Finding(
+        f"linear {inputs} to {outputs}", f"1 to {BLOCK} rows", depends, _threads_matter(lambda: module(states), whole)
+    )
+
+
+def try_rowwise(name: str, module: nn.Module, tensors: Sequence[Tensor], most: int) -> Finding:
+    """Every number of tokens up to `most`."""
+    wide = [t.repeat_interleave(-(-most // t.shape[1]), dim=1)[:, :most] for t in tensors]
+    generator = torch.Generator().manual_seed(0)
+    wide = [t[:, torch.randperm(most, generator=generator).to(t.device)] for t in wide]
+    whole = _tensors(module(*wide))
+    differing = []
+    for count in range(1, most):
+        at = count % 2 * (most - count)
+        part = _tensors(module(*(t[:, at : at + count].contiguous() for t in wide)))
+        if not all(torch.equal(p, w[:, at : at + count]) for p, w in zip(part, whole, strict=True)):
+            differing.append(count)
+    return Finding(
+        name,
+        f"1 to {most} tokens",
+        name_values("number of tokens", differing),
+        _threads_matter(lambda: _tensors(module(*wide))[0], whole[0]),
+    )
+
+
+def try_attention(
+    shape: AttentionShape, kind: str, numerics: Numerics, dtype: torch.dtype, longest: int, long: Sequence[int]
+) -> Finding:
+    """Every key length up to `longest` and those in `long`; every size of block, place in it, number of rows."""
+    trial = _Attention(shape, kind, numerics, dtype, numerics.key_length(max(longest, *long, 512)))
+    lengths = [*sorted({numerics.key_length(n) for n in range(16, longest + 1, 16)}), *long]
+    sizes = sorted({numerics.num_queries(m) for m in range(1, BLOCK + 1)})
+    depends = name_values("key length", [length for length in lengths if trial.length_matters(length)])
+    depends += name_values("queries per call", [m for m in sizes if trial.block_matters(m)])
+    depends += name_values("rows per call", [count for count in NUM_ROWS if trial.rows_matter(count)])
+    heads = f"{shape.heads} heads on {shape.kv_heads} of {shape.size}"
+    name = f"attention, {heads}" + (f", window {shape.window}" if shape.window else "")
+    tried = f"{len(lengths)} key lengths up to {lengths[-1]}, {len(sizes)} block sizes, {NUM_ROWS[-1]} rows"
+    whole = trial.fixed(sizes[0], 0, 1)
+    return Finding(name, tried, depends, _threads_matter(lambda: trial.fixed(sizes[0], 0, 1), whole))
+
+
+class _Attention:
+    """Keys and values of one row, and queries whose results are looked for in calls of different shapes.
+
+    Values cancel: over any 128 places they sum to zero, so that with equal weights the result is nothing but rounding,
+    and another order of summation shows in every element, in bfloat16 too. Half of the queries give equal weights.
+    """
+
+    def __init__(self, shape: AttentionShape, kind: str, numerics: Numerics, dtype: torch.dtype, capacity: int) -> None:
+        self._shape, self._kind, self._numerics, self._dtype = shape, kind, numerics, dtype
+        self._keys = _normal(1, shape.kv_heads, capacity, shape.size).to(dtype)
+        half = _normal(1, shape.kv_heads, -(-capacity // 128), 64, shape.value_size, seed=1)
+        half = half * 2.0 ** torch.randint(-10, 1, half.shape, generator=torch.Generator().manual_seed(2))
+        values = torch.cat([half, -half], dim=3)[
+            :, :, :, torch.randperm(128, generator=torch.Generator().manual_seed(3))
+        ]
+        self._values = values.flatten(2, 3)[:, :, :capacity].to(dtype)
+        self._capacity = capacity
+
+    def length_matters(self, length: int) -> bool:
+        """Queries at the end of the visible keys, in a call of this length and in the longest."""
+        m = self._numerics.num_queries(16)
+        columns = (length - 1 - torch.arange(m) * 8).clamp(min=0)[None]
+        query = self._queries(m, 4)
+        return not torch.equal(self._attend(query, columns, length, 1), self._attend(query, columns, self._capacity, 1))
+
+    def block_matters(self, size: int) -> bool:
+        """The fixed queries at the first and the last place among others, against alone."""
+        alone = self.fixed(self._numerics.num_queries(FIXED), 0, 1)
+        kept = min(FIXED, size)
+        return not all(torch.equal(self.fixed(size, place, 1), alone[:kept]) for place in {0, size - kept})
+
+    def rows_matter(self, count: int) -> bool:
+        alone = self.fixed(self._numerics.num_queries(FIXED), 0, 1)
+        return not torch.equal(self.fixed(self._numerics.num_queries(FIXED), 0, count), alone)
+
+    def fixed(self, size: int, place: int, rows: int) -> Tensor:
+        """Results of the fixed queries (at most `size`) in the last row, from `place` on, among random ones."""
+        kept = min(FIXED, size)
+        length = self._numerics.key_length(511)
+        query = _normal(rows * size, self._shape.heads, self._shape.size, seed=size + rows).to(self._dtype)
+        columns = torch.randint(0, length, (rows, size), generator=torch.Generator().manual_seed(size + rows))
+        query.view(rows, size, *query.shape[1:])[-1, place : place + kept] = self._queries(FIXED, 5)[:kept]
+        columns[-1, place : place + kept] = torch.tensor([383, 200, 510, 90])[:kept]
+        return self._attend(query, columns, length, rows).view(rows, size, -1)[-1, place : place + kept]
+
+    def _queries(self, count: int, seed: int) -> Tensor:
+        """(count, H, D): every other one is zero, and so weighs all keys the same."""
+        query = _normal(count, self._shape.heads, self._shape.size, seed=seed)
+        query[::2] = 0
+        return query.to(self._dtype)
+
+    def _numerics_longest(self) -> int:
+        return self._capacity
+
+    def _attend(self, query: Tensor, columns: Tensor, length: int, rows: int) -> Tensor:
+        """query: (rows * m, H, D). columns: (rows, m). -> (rows * m, H * D)"""
+        plan = AttentionPlan(
+            [Block(slice(0, rows), None, columns, None, length)],
+            None,
+            (self._shape.window,),
+            self._kind,
+            self._numerics,
+        )
+        keys, values = (t.expand(rows, -1, -1, -1) for t in (self._keys, self._values))
+        out = plan.attend(0, query.transpose(0, 1)[None], keys, values, self._shape.scale, self._shape.softcap)
+        return out[0].flatten(1)
+
+
+def _normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def _tensors(out: Tensor | Sequence[Tensor]) -> Sequence[Tensor]:
+    return (out,) if isinstance(out, Tensor) else out
+
+
+def _threads_matter(compute: Callable[[], Tensor], before: Tensor) -> bool:
+    """Whether one and two threads give other bits than as many as there are."""
+    threads = torch.get_num_threads()
+    try:
+        for count in {1, 2} - {threads}:
+            torch.set_num_threads(count)
+            if not torch.equal(compute(), before):
+                return True
+    finally:
+        torch.set_num_threads(threads)
+    return False
