@@ -47,6 +47,7 @@ class EngineConfig:
     method: a name from METHODS; `layout`, `scheduler` and `commit` override its parts one by one.
     batch_size: rows decoded together.
     num_draft_tokens: K, most draft tokens per row and step.
+    adaptive: draft only what is expected to pay (see specproof.pace); False: as many as the drafter finds, up to K.
     window: rows kept in the pool of the same-length scheduler.
     sort_by_length: admit short prompts first (outputs keep the input order).
     prefill_chunk: most prompt tokens computed in one forward.
@@ -56,6 +57,7 @@ class EngineConfig:
     method: str = "specproof"
     batch_size: int = 8
     num_draft_tokens: int = 5
+    adaptive: bool = False
     layout: str | None = None
     scheduler: str | None = None
     commit: str | None = None
