@@ -111,7 +111,7 @@ def test_a_model_drafts_where_its_rounds_are_cheap_and_hardly_ever_where_they_ar
     outputs, records, quick = run(lambda n: 0.002 + 0.0001 * n)
     assert_equal(outputs, truth(), "a cheap model")
     assert sum(drafted(records)) > 200
-    assert quick < 0.7 * plain_seconds(cheap)
+    assert quick < 0.85 * plain_seconds(cheap)
     outputs, records, slow = run(lambda n: 0.2 + 0.001 * n)
     assert_equal(outputs, truth(), "a dear model")
     assert sum(drafted(records)) < 20

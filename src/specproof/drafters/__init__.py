@@ -12,6 +12,7 @@ from specproof.drafters.drafter import (
 from specproof.drafters.model import ModelDrafter
 from specproof.drafters.prompt_lookup import PromptLookup
 from specproof.drafters.scripted import Scripted
+from specproof.drafters.suffix import Suffix
 
 __all__ = [
     "Confidence",
@@ -24,4 +25,5 @@ __all__ = [
     "PromptLookup",
     "Scripted",
     "StatefulDrafter",
+    "Suffix",
 ]

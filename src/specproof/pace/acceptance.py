@@ -3,7 +3,7 @@
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-HALF_LIFE = 200  # steps after which evidence counts half: what was given up is tried again some day
+HALF_LIFE = 100  # steps after which evidence counts half: what was given up is tried again some day
 PRIOR = 2.0  # drafts that a first guess weighs as much as
 ROW_PRIOR = 3.0
 ROW_MEMORY = 0.97  # share of a row's own evidence that outlives a step

@@ -8,11 +8,11 @@ from specproof.pace.cost import Cost
 from specproof.pace.plan import plan_drafts
 from specproof.pace.purse import Purse
 
-THIN = 4.0  # first drafts judged, below which only one row tries
+THIN = 6.0  # first drafts judged, below which only one row tries
 TRUSTED = 3  # rounds measured before their price is believed
 SHARE = 0.3  # until then: of what the target takes for as many tokens
 LITTLE = 16  # tokens of catching up in a round that count as part of it
-RESERVE = 0.5  # steps that the purse keeps back from reading
+WORTH = 1.1  # what the rate must rise by in a step in which rows read
 STEPS = 0.5  # steps expected per token that a row may still emit
 
 
@@ -70,6 +70,7 @@ class Rounds:
                 [[gain] if gain > 0 else [] for gain in gains],
                 lambda n: spent + self._seconds(n) + self._target(self._num_rows + self._num_drafts + n),
                 self._num_rows + sum(self._gains.values()),
+                margin=WORTH if any(ahead.unread > LITTLE for ahead in nexts) else 1.0,
             )
             chosen = self._affordable(nexts, [length > 0 for length in lengths])
         going = [(ahead, gain) for ahead, gain, goes in zip(nexts, gains, chosen, strict=True) if goes]
@@ -89,14 +90,11 @@ class Rounds:
         return gain - charge * self._read_seconds(ahead.unread) * self._num_rows / self._target(self._num_rows)
 
     def _affordable(self, nexts: Sequence[NextDraft], chosen: Sequence[bool]) -> list[bool]:
-        """Those of the chosen whose reading the purse can pay for; what they save pays for others in later steps."""
-        left = self._purse.balance - RESERVE
+        """Those of the chosen whose reading the purse lends."""
         plain, affordable = self._target(self._num_rows), [False] * len(nexts)
         for i in sorted(range(len(nexts)), key=lambda i: nexts[i].unread):
             reading = self._read_seconds(nexts[i].unread) / plain
-            if chosen[i] and (nexts[i].unread <= LITTLE or reading <= left):
-                affordable[i] = True
-                left -= reading
+            affordable[i] = chosen[i] and (nexts[i].unread <= LITTLE or self._purse.lend(reading))
         return affordable
 
     def _explore(self, nexts: Sequence[NextDraft]) -> list[bool]:
