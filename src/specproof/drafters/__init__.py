@@ -1,5 +1,6 @@
 """Anything that proposes tokens."""
 
+from specproof.drafters.cascade import Cascade
 from specproof.drafters.drafter import (
     Confidence,
     DeviceDrafts,
@@ -15,6 +16,7 @@ from specproof.drafters.scripted import Scripted
 from specproof.drafters.suffix import Suffix
 
 __all__ = [
+    "Cascade",
     "Confidence",
     "DeviceDrafts",
     "DraftRow",

@@ -21,9 +21,9 @@ class ModelDrafter:
 
     A row that was not drafted for in some steps reads what it missed when it drafts again.
 
-    layout: KV memory for `lm`. vocab_size: the target's; no id beyond it is proposed. prefill_chunk: most tokens of one
-    catching-up forward. go_on: asked before each round which rows draft on; None: all. If it is asked, drafts on a CPU
-    come with the draft's probability (on CUDA the host would have to wait for it).
+    layout: KV memory for `lm`, whose head may be cut (to rising ids). vocab_size: the target's; no id beyond it is
+    proposed. prefill_chunk: most tokens of one catching-up forward. go_on: asked before each round which rows draft on;
+    None: all. If it is asked, drafts on a CPU come with the draft's probability; on CUDA the host would wait for it.
     """
 
     go_on: GoOn | None = None
@@ -32,6 +32,9 @@ class ModelDrafter:
         self.lm = lm
         self.layout = layout
         self._vocab_size = min(vocab_size, lm.vocab_size)
+        columns = range(lm.vocab_size) if lm.head_ids is None else lm.head_ids
+        self._columns = {token: column for column, token in enumerate(columns) if token < self._vocab_size}
+        self._head = None if lm.head_ids is None else torch.tensor(lm.head_ids, device=lm.device)
         self._prefill_chunk = prefill_chunk
         self._cached: dict[str, int] = {}  # request_id -> cached_len
         self._fed: dict[str, int] = {}  # request_id -> drafts of this step whose KV was computed
@@ -54,12 +57,13 @@ class ModelDrafter:
                 if going != active:
                     token = token[[active.index(i) for i in going]]
                 feeds = [Feed(rows[i].request_id, len(rows[i].token_ids) + j - 1, (), 1, 1) for i in going]
-            logits = self.layout.forward(feeds, token)[:, : self._vocab_size]
-            token = choose(logits, _bans([rows[i] for i in going], j, self._vocab_size))
-            ids[going, j] = token
-            if self.go_on is not None and token.device.type == "cpu":
-                for i, chance in zip(going, _probability(logits, token).tolist(), strict=True):
+            logits = self.layout.forward(feeds, token)[:, : len(self._columns)]
+            column = choose(logits, self._bans([rows[i] for i in going], j))
+            if self.go_on is not None and column.device.type == "cpu":
+                for i, chance in zip(going, _probability(logits, column).tolist(), strict=True):
                     chances[i].append(chance)
+            token = column if self._head is None else self._head[column]
+            ids[going, j] = token
             for i in going:
                 counts[i] += 1
             active = going
@@ -109,6 +113,14 @@ class ModelDrafter:
         start = self._cached[row.request_id]
         return Feed(row.request_id, start, row.token_ids[start:], 0, 1)
 
+    def _bans(self, rows: Sequence[DraftRow], ahead: int) -> list[Ban]:
+        """The target's own bans, or a draft of a banned id would be a certain rejection."""
+        return [
+            Ban(i, [self._columns[token] for token in row.banned_ids if token in self._columns])
+            for i, row in enumerate(rows)
+            if len(row.token_ids) + ahead < row.banned_until
+        ]
+
     def _catch_up(self, rows: Sequence[DraftRow]) -> None:
         """Compute all but the last known token of rows that lack more than two, in chunks."""
         for row in rows:
@@ -130,12 +142,3 @@ def _probability(logits: Tensor, tokens: Tensor) -> Tensor:
     """Of each row's token. logits (n, V), tokens (n,) -> (n,)."""
     logits = logits.float()
     return (logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(1)).exp()
-
-
-def _bans(rows: Sequence[DraftRow], ahead: int, vocab_size: int) -> list[Ban]:
-    """The target's own bans, or a draft of a banned id would be a certain rejection."""
-    return [
-        Ban(i, [token for token in row.banned_ids if token < vocab_size])
-        for i, row in enumerate(rows)
-        if len(row.token_ids) + ahead < row.banned_until
-    ]

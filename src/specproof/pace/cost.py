@@ -9,6 +9,7 @@ WINDOW = 25  # measurements kept for each number of tokens
 EXPONENT = 0.3  # of growth with the number of tokens, where nothing was measured: hopeful, so that it gets measured
 FORGET = 1000  # measurements after which one number of tokens, never seen again, counts as unknown
 DRIFT = 0.2  # share of each measurement in the common level
+LEAST = 1e-9  # seconds: some clocks stand still for short
 OUTLIER = 1.5  # a measurement moves the level by at most this factor
 
 
@@ -30,6 +31,7 @@ class Cost:
     def learn(self, tokens: int, seconds: float) -> None:
         """A forward of `tokens` tokens took `seconds`."""
         self._count += 1
+        seconds = max(seconds, LEAST)
         key = _rounded(tokens)
         if not self._shape:
             self._level = seconds
