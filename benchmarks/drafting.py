@@ -133,11 +133,12 @@ def summary(category: str, batch_size: int, mode: str, runs: list[Run], plain: l
 
 
 def show(row: Row) -> str:
+    low, high = row.ratio_range
     return (
-        f"{row.category:14} B {row.batch_size:3}  {row.drafter:13} {row.pace:8}  {row.tokens_per_second:7.1f} tokens/s  "
-        f"{row.ratio:5.3f} of target-only ({row.ratio_range[0]:.3f} to {row.ratio_range[1]:.3f})  "
-        f"accepted {row.accepted} of {row.drafted} (expected {row.expected:.0f})  length {row.mean_accepted_length:.2f}  "
-        f"drafting {row.draft_share:.1%}  equal {row.rows_equal}/{row.rows}"
+        f"{row.category:14} B {row.batch_size:3}  {row.drafter:13} {row.pace:8} {row.tokens_per_second:7.1f} tokens/s  "
+        f"{row.ratio:5.3f} of target-only ({low:.3f} to {high:.3f})  accepted {row.accepted} of {row.drafted} "
+        f"(expected {row.expected:.0f})  length {row.mean_accepted_length:.2f}  drafting {row.draft_share:.1%}  "
+        f"equal {row.rows_equal}/{row.rows}"
     )
 
 

@@ -1,5 +1,9 @@
 """Drafting what pays, with a clock that follows a price list: every decision here is determined."""
 
+from functools import cache
+
+import pytest
+from families import tiny_lm
 from helpers import REQUESTS, assert_equal, decode, noisy_copy, references, scripted, target
 from priced import PricedClock, decode_priced
 
@@ -9,7 +13,7 @@ from specproof.pace import Adaptive, Fixed
 from specproof.reference import decode_reference
 
 PROMPT = [(7 * i + 3) % 50 for i in range(12)]
-LONG = [Request([*PROMPT, i], max_new_tokens=100, request_id=f"row{i}") for i in range(8)]
+LONG = [Request([*PROMPT, i], max_new_tokens=110, request_id=f"row{i}") for i in range(4)]
 
 
 def dear(tokens):
@@ -20,6 +24,7 @@ def cheap(tokens):
     return 0.05 + 0.001 * tokens
 
 
+@cache
 def truth():
     return [decode_reference(target("llama"), request) for request in LONG]
 
@@ -32,8 +37,9 @@ def drafted(records):
     return [sum(len(row.drafted) for row in record.rows) for record in records]
 
 
-def plain_seconds(price, **options):
-    return decode_priced(target("llama"), None, LONG, price, batch_size=4, **options)[2]
+@cache
+def plain_seconds(price):
+    return decode_priced(target("llama"), None, LONG, price, batch_size=4)[2]
 
 
 def test_where_drafts_are_cheap_and_right_nearly_all_of_the_gain_is_had():
@@ -44,6 +50,7 @@ def test_where_drafts_are_cheap_and_right_nearly_all_of_the_gain_is_had():
     assert adaptive < 1.25 * fixed
 
 
+@pytest.mark.filterwarnings("ignore:none of .* draft tokens was right")
 def test_where_drafts_are_wrong_trying_them_costs_less_than_two_percent():
     for price in (dear, cheap):
         outputs, records, adaptive = decode_priced(
@@ -63,41 +70,28 @@ def test_where_a_right_draft_costs_a_row_nothing_is_drafted_but_a_few_tries():
 
 
 def test_drafting_stops_when_drafts_turn_wrong_and_comes_back_when_they_are_right_again():
-    request = [Request(PROMPT, max_new_tokens=1500, request_id="row0")]
-    lm = target_with_room()
+    request = [Request(PROMPT, max_new_tokens=1100, request_id="row0")]
+    lm = tiny_lm("llama", seed=1, max_position_embeddings=2048)
     known = [decode_reference(lm, request[0])]
 
     def phase(row: DraftRow) -> int:
-        return 0 if 300 <= len(row.token_ids) < 700 else 99
+        return 0 if 200 <= len(row.token_ids) < 500 else 99
 
     outputs, records, _ = decode_priced(
         lm, scripted(request, known, phase), request, lambda n: 0.01 + 0.004 * n, batch_size=1, adaptive=True
     )
 
     assert_equal(outputs, known, "three phases")
+    phases = {"good": (0, 200), "wrong": (240, 490), "again": (800, 1200)}
     shares = {}
     for record in records:
         for row in record.rows:
-            name = (
-                "good"
-                if row.start < 250
-                else "wrong"
-                if 350 <= row.start < 690
-                else "again"
-                if row.start > 1200
-                else ""
-            )
+            name = next((name for name, (start, end) in phases.items() if start <= row.start < end), "between")
             shares.setdefault(name, []).append(len(row.drafted))
     mean = {name: sum(found) / len(found) for name, found in shares.items()}
     assert mean["good"] > 2, mean
     assert mean["wrong"] < 0.2, mean
     assert mean["again"] > 2, mean
-
-
-def target_with_room():
-    from families import tiny_lm
-
-    return tiny_lm("llama", seed=1, max_position_embeddings=2048)
 
 
 def test_a_model_drafts_where_its_rounds_are_cheap_and_hardly_ever_where_they_are_not():
@@ -111,7 +105,7 @@ def test_a_model_drafts_where_its_rounds_are_cheap_and_hardly_ever_where_they_ar
     outputs, records, quick = run(lambda n: 0.002 + 0.0001 * n)
     assert_equal(outputs, truth(), "a cheap model")
     assert sum(drafted(records)) > 200
-    assert quick < 0.85 * plain_seconds(cheap)
+    assert quick < 0.92 * plain_seconds(cheap)
     outputs, records, slow = run(lambda n: 0.2 + 0.001 * n)
     assert_equal(outputs, truth(), "a dear model")
     assert sum(drafted(records)) < 20

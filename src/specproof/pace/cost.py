@@ -26,11 +26,11 @@ class Cost:
         self._shape: dict[int, float] = {}
         self._tokens: list[int] = []  # keys of the above, rising
         self._seen: dict[int, int] = {}
-        self._count = 0
+        self.count = 0  # measurements
 
     def learn(self, tokens: int, seconds: float) -> None:
         """A forward of `tokens` tokens took `seconds`."""
-        self._count += 1
+        self.count += 1
         seconds = max(seconds, LEAST)
         key = _rounded(tokens)
         if not self._shape:
@@ -40,8 +40,8 @@ class Cost:
             self._level *= min(OUTLIER, max(1 / OUTLIER, ratio)) ** DRIFT
         self._ratios.setdefault(key, deque(maxlen=WINDOW)).append(seconds / self._level)
         self._shape[key] = median(self._ratios[key])
-        self._seen[key] = self._count
-        for old in [k for k, seen in self._seen.items() if self._count - seen > FORGET]:
+        self._seen[key] = self.count
+        for old in [k for k, seen in self._seen.items() if self.count - seen > FORGET]:
             del self._seen[old], self._ratios[old], self._shape[old]
         self._tokens = sorted(self._shape)
 
@@ -57,7 +57,7 @@ class Cost:
 
     def age(self, tokens: int) -> int:
         """Measurements since this number was last measured; 0 if it never was."""
-        return self._count - self._seen.get(_rounded(tokens), self._count)
+        return self.count - self._seen.get(_rounded(tokens), self.count)
 
     def __call__(self, tokens: int) -> float:
         """Expected seconds; infinite beyond what is foreseen, so that plans go there step by step."""

@@ -108,7 +108,10 @@ class Rounds:
     def _seconds(self, rows: int) -> float:
         if rows == 0:
             return 0.0
-        return self._price(rows) if self._price.knows(rows, TRUSTED) else SHARE * self._target(rows)
+        if self._price.count < TRUSTED:
+            return SHARE * self._target(rows)
+        known = min(rows, self._price.foreseen)
+        return self._price(known) * self._target(rows) / self._target(known)
 
     def _read_seconds(self, unread: int) -> float:
         """Of catching up; two tokens are part of any round."""
