@@ -53,5 +53,21 @@ def as_drafter(
         require_same(target_tokenizer, draft_tokenizer)
     lm = as_lm(drafter, like=target)  # type: ignore[arg-type]
     require_supported(lm, config.attention)
+    if config.draft_head is not None:
+        lm = lm.with_head(frequent_ids(lm, draft_tokenizer or target_tokenizer, config.draft_head))
     layout = LAYOUTS[config.parts.layout](lm, config.attention, choose_numerics(lm, config))
     return ModelDrafter(lm, layout, target.vocab_size, config.prefill_chunk)
+
+
+def frequent_ids(lm: LM, tokenizer: Tokenizer | None, count: int) -> list[int]:
+    """The ids that end a text, and the lowest others up to `count`, rising.
+
+    Vocabularies are learnt by merging what is most frequent first, so ids are in the order of frequency, nearly.
+    """
+    special = set(lm.eos_ids) | (set() if tokenizer is None else set(tokenizer.special_ids))
+    kept = {token for token in special if token < lm.vocab_size}
+    for token in range(lm.vocab_size):
+        if len(kept) >= count:
+            break
+        kept.add(token)
+    return sorted(kept)

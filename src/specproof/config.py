@@ -48,6 +48,8 @@ class EngineConfig:
     method: a name from METHODS; `layout`, `scheduler` and `commit` override its parts one by one.
     batch_size: rows decoded together.
     num_draft_tokens: K, most draft tokens per row and step.
+    adaptive: draft only what is expected to pay (see specproof.pace); False: as many as the drafter finds, up to K.
+    draft_head: how many ids a draft model chooses among, the most frequent ones; None: all.
     window: rows kept in the pool of the same-length scheduler.
     sort_by_length: admit short prompts first (outputs keep the input order).
     prefill_chunk: most prompt tokens computed in one forward.
@@ -60,6 +62,8 @@ class EngineConfig:
     method: str = "specproof"
     batch_size: int = 8
     num_draft_tokens: int = 5
+    adaptive: bool = False
+    draft_head: int | None = None
     layout: str | None = None
     scheduler: str | None = None
     commit: str | None = None
@@ -87,6 +91,8 @@ class EngineConfig:
                 raise ConfigError(f"{name} is {value!r}; it must be a whole number of at least {least}")
         if self.numerics == "invariant" and not self.pack:
             raise ConfigError("numerics is 'invariant' and pack is off; invariant products need packed weights")
+        if self.draft_head is not None and (not isinstance(self.draft_head, int) or self.draft_head < 1):
+            raise ConfigError(f"draft_head is {self.draft_head!r}; it must be a whole number of at least 1, or None")
         if self.parts.scheduler == "same-length" and self.window < self.batch_size:
             raise ConfigError(
                 f"window is {self.window}, smaller than batch_size {self.batch_size}; a batch is taken from the window"

@@ -2,15 +2,17 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sized
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
+from time import perf_counter
 
 import torch
 
 from specproof.assembly import ModelLike, as_drafter, as_lm
 from specproof.choice import Ban, choose
 from specproof.config import EngineConfig
-from specproof.drafters import Drafter, DraftRow, StatefulDrafter
+from specproof.drafters import Drafter, DraftRow, PricedDrafter, StatefulDrafter
 from specproof.drafters.proposal import NO_DRAFTS, Proposal, check_proposal
 from specproof.errors import ConfigError, DrafterError, RequestError
 from specproof.intake import admit
@@ -18,6 +20,7 @@ from specproof.kv import LAYOUTS
 from specproof.kv.layout import Feed
 from specproof.lm import LM
 from specproof.numerics.choose import choose_numerics
+from specproof.pace import Adaptive, Fixed, Pace
 from specproof.request import Output, Request
 from specproof.schedulers import SCHEDULERS, Schedule
 from specproof.sequence import Sequence
@@ -38,7 +41,8 @@ class Engine:
     forms, or an object with `propose` (see `specproof.drafters.Drafter`). tokenizer: needed for text and stop strings;
     loaded with the target if that is a name or folder.
 
-    observers: called with the StepRecord of every step. statistics: sums over all steps.
+    observers: called with the StepRecord of every step. statistics: sums over all steps. clock: seconds, for the
+    records. pace: how many drafts a step asks for; None: `Adaptive` or `Fixed`, as the config says.
     Raises UnsupportedModelError, TokenizerMismatchError or ConfigError where the parts do not fit.
     """
 
@@ -49,6 +53,8 @@ class Engine:
         config: EngineConfig | None = None,
         tokenizer: Tokenizer | None = None,
         draft_tokenizer: Tokenizer | None = None,
+        pace: Pace | None = None,
+        clock: Callable[[], float] = perf_counter,
     ) -> None:
         self.config = config or EngineConfig()
         parts = self.config.parts
@@ -58,8 +64,12 @@ class Engine:
         self.target = as_lm(target)
         require_supported(self.target, self.config.attention)
         self.drafter = as_drafter(drafter, self.target, self.tokenizer, draft_tokenizer, self.config)
+        self._clock = clock
+        self.pace = pace or (Adaptive(clock) if self.config.adaptive and self.drafter else Fixed())
+        if isinstance(self.drafter, PricedDrafter):
+            self.drafter.go_on = self.pace.go_on
         self.statistics = Statistics()
-        self.observers: list[Observer] = [self.statistics]
+        self.observers: list[Observer] = [self.statistics, self.pace]
         self.numerics = choose_numerics(self.target, self.config)
         self.layout = LAYOUTS[parts.layout](self.target, self.config.attention, self.numerics)
         self._commit_rule = COMMITS[parts.commit]
@@ -119,10 +129,18 @@ class Engine:
         """
         if not self.num_unfinished:
             raise ConfigError("nothing is left to decode; submit requests first")
+        started = self._clock()
         schedule = self._plan()
+        planned = self._clock()
         proposal = self._draft(schedule.decode)
+        drafted = self._clock()
         drafts, choices = self._verify(schedule, proposal)
-        record = self._commit(schedule, drafts, choices)
+        record = replace(
+            self._commit(schedule, drafts, choices),
+            expected=proposal.expected,
+            draft_seconds=drafted - planned,
+            seconds=self._clock() - started,
+        )
         for observe in self.observers:
             observe(record)
         return record
@@ -134,19 +152,19 @@ class Engine:
             self._running[row.request_id] = row
         return schedule
 
-    def _draft(self, decode: Iterable[Sequence]) -> Proposal:
+    def _draft(self, decode: tuple[Sequence, ...]) -> Proposal:
         """Ask the drafter about the rows that can use a draft: a row with one token left needs none."""
         k = self.config.num_draft_tokens
-        if self.drafter is None or not k:
+        if self.drafter is None or not k or not any(row.remaining > 1 for row in decode):
+            return NO_DRAFTS
+        if not self.pace.asks(len(decode)):
             return NO_DRAFTS
         rows = [_draft_row(row, min(k, row.remaining - 1)) for row in decode if row.remaining > 1]
-        if not rows:
-            return NO_DRAFTS
         try:
             proposed = self.drafter.propose(rows, k)
         except Exception as error:  # code of the user's
             raise DrafterError(f"the drafter failed: {type(error).__name__}: {error}") from error
-        return check_proposal(proposed, rows, k, self.target.vocab_size)
+        return self.pace.cut(check_proposal(proposed, rows, k, self.target.vocab_size))
 
     def _verify(self, schedule: Schedule, proposal: Proposal) -> tuple[list[list[int]], list[list[int]]]:
         """One forward of the target over all rows of the step; one transfer from the device.
@@ -208,6 +226,7 @@ class Engine:
             refilled=schedule.refilled,
             grouped=schedule.grouped,
             realigned=self.layout.realigned,
+            num_tokens=sum(length for _, length in schedule.prefill) + sum(map(len, choices)),
         )
         self._num_steps += 1
         return record
@@ -253,7 +272,9 @@ def request_names(requests: list[Request]) -> list[str]:
 
 def _draft_row(row: Sequence, max_tokens: int) -> DraftRow:
     banned = tuple(row.end_ids) if row.seq_len < row.min_len else ()
-    return DraftRow(row.request_id, tuple(row.token_ids), max_tokens, banned, row.min_len)
+    return DraftRow(
+        row.request_id, tuple(row.token_ids), max_tokens, banned, row.min_len, row.prompt_len, row.remaining
+    )
 
 
 def _bans(rows: Iterable[Sequence], counts: Iterable[int]) -> list[Ban]:

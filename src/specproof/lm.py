@@ -1,8 +1,9 @@
 """A causal language model as one function: (ids, position ids, KV of this step) -> logits. And loading it."""
 
+import copy
 import inspect
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -43,8 +44,11 @@ class LM:
     vocab_size: rows of the output head (may exceed the tokenizer's entries). context: most positions, None if
     unbounded. eos_ids: the set from the generation config, of ids that the head has. own_attention: its attention is
     code of its own that takes no other function. windows: per layer, how many positions a query sees, None for all.
+    head_ids: the ids that the columns of its logits stand for, if the head was cut; None: all, in order.
     Raises UnsupportedModelError for models whose state cannot be rolled back by position.
     """
+
+    head_ids: tuple[int, ...] | None = None
 
     def __init__(self, model: PreTrainedModel) -> None:
         _refuse(model)
@@ -79,6 +83,25 @@ class LM:
     def dtype_name(self) -> str:
         """One of DTYPES."""
         return str(self.dtype).removeprefix("torch.")
+
+    def with_head(self, ids: Sequence[int]) -> "LM":
+        """The same model, all weights shared, but for a head that has only the rows `ids`, in this order."""
+        head: Any = self.model.get_output_embeddings()
+        index = torch.tensor(ids, device=head.weight.device)
+        short = torch.nn.Linear(
+            head.weight.shape[1], len(ids), head.bias is not None, head.weight.device, head.weight.dtype
+        )
+        with torch.no_grad():
+            short.weight.copy_(head.weight[index])
+            if head.bias is not None:
+                short.bias.copy_(head.bias[index])
+        other, model = copy.copy(self), copy.copy(self.model)
+        for name, value in vars(model).items():  # its tables of modules and hooks are its own, what is in them is not
+            if isinstance(value, dict):
+                setattr(model, name, value.copy())
+        model.set_output_embeddings(short.eval())
+        other.model, other.head_ids = model, tuple(ids)
+        return other
 
     @torch.inference_mode()
     def forward(self, ids: Tensor, position_ids: Tensor, kv: StepCache, columns: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """Sums over steps: an observer that every engine has."""
 
 import warnings
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 
 from specproof.step import StepRecord
 
@@ -14,6 +15,9 @@ class Statistics:
 
     row_steps: (row, step) pairs that emitted. emitted: tokens, the target's own included. drafted, accepted: draft
     tokens judged / kept; right: those that the target would have chosen (the rollback rule keeps fewer).
+    expected: how many should have been accepted, as the pace saw it (0 if it makes no estimate). judged_at, right_at:
+    by place among a row's drafts, 0 first, those judged (the ones behind a wrong draft are not) and those right.
+    seconds, draft_seconds: of the steps, and of drafting in them.
     grouped_steps, realigned_steps: see StepRecord. refilled: rows that took a freed place.
     """
 
@@ -28,6 +32,11 @@ class Statistics:
     refilled: int = 0
     right: int = 0
     finished: int = 0
+    expected: float = 0.0
+    seconds: float = 0.0
+    draft_seconds: float = 0.0
+    judged_at: Counter[int] = field(default_factory=Counter)
+    right_at: Counter[int] = field(default_factory=Counter)
 
     def __call__(self, record: StepRecord) -> None:
         self.steps += 1
@@ -40,6 +49,12 @@ class Statistics:
         self.realigned_steps += record.realigned
         self.refilled += record.refilled
         self.finished += len(record.finished)
+        self.expected += record.expected or 0.0
+        self.seconds += record.seconds
+        self.draft_seconds += record.draft_seconds
+        for row in record.rows:
+            self.right_at.update(range(row.num_right))
+            self.judged_at.update(range(min(row.num_right + 1, len(row.drafted))))
         before = self.drafted
         self.drafted += sum(len(row.drafted) for row in record.rows)
         if not self.right and before < ZERO_ACCEPTANCE_DRAFTS <= self.drafted:
@@ -53,6 +68,11 @@ class Statistics:
     def acceptance_rate(self) -> float | None:
         """accepted / drafted; None without drafts."""
         return self.accepted / self.drafted if self.drafted else None
+
+    @property
+    def acceptance_by_place(self) -> list[float]:
+        """right_at / judged_at for the first draft of a row, the second ...: the chance if all before it are right."""
+        return [self.right_at[place] / self.judged_at[place] for place in sorted(self.judged_at)]
 
     @property
     def mean_accepted_length(self) -> float | None:

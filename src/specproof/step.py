@@ -38,7 +38,9 @@ class StepRecord:
 
     admitted: rows that entered in this step; refilled: how many of them took the place of a finished row while others
     were running. grouped: the rows were batched because their lengths are equal. realigned: the target's KV was moved
-    to re-pad rows. finished: outputs of the rows that ended in this step.
+    to re-pad rows. finished: outputs of the rows that ended in this step. num_tokens: tokens of the target's forward.
+    seconds: what the step took by the engine's clock, drafting included; draft_seconds: drafting alone. expected: how
+    many drafts should have been accepted, as the pace saw it; None if it makes no estimate.
     """
 
     index: int
@@ -49,3 +51,7 @@ class StepRecord:
     refilled: int
     grouped: bool
     realigned: bool
+    num_tokens: int = 0
+    seconds: float = 0.0
+    draft_seconds: float = 0.0
+    expected: float | None = None

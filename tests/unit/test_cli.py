@@ -72,7 +72,7 @@ def test_methods_lists_every_method_with_its_parts():
     document = json.loads(specproof("methods", "--json").stdout)
     assert list(document["methods"]) == list(METHODS)
     assert document["methods"]["exspec"]["scheduler"] == "same-length"
-    assert set(document["drafters"]) == {"model", "prompt-lookup", "none"}
+    assert set(document["drafters"]) == {"model", "prompt-lookup", "suffix", "cascade", "none"}
     assert all(name in specproof("methods").stdout for name in METHODS)
 
 
@@ -109,6 +109,29 @@ def test_the_json_document_has_counts_that_agree_with_the_rows(undisturbed):
     assert document["tokens_per_second"] == pytest.approx(sum(LIMITS) / document["seconds"], rel=1e-3)
     assert (document["method"], document["batch_size"], document["layout"]) == ("specproof", 2, "slotted")
     assert document["refilled"] > 0
+
+
+def test_every_drafter_gives_the_same_rows(undisturbed, prompts, smollm2_folder, tmp_path):
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text(" ".join(row["text"] for row in read(undisturbed[0])), encoding="utf-8")
+    for name, options in {
+        "none": ("--drafter", "none"),
+        "suffix": ("--drafter", "suffix", "--corpus", corpus),
+        "fixed": ("--drafter", "suffix", "--no-adaptive"),
+        "cascade": ("--drafter", "cascade", "--draft", smollm2_folder, "--draft-head", 9000, "--no-adaptive"),
+    }.items():
+        result = specproof("generate", prompts, "-o", tmp_path / name, "--batch-size", 2, "--json", *options)
+        assert result.exit_code == 0, result.output
+        document = json.loads(result.stdout)
+        counts = ("seconds", "steps", "drafted", "accepted", "acceptance_histogram")
+        assert read(tmp_path / name, counts) == read(undisturbed[0], counts)
+        assert document["adaptive"] == (name == "suffix")
+        assert document["num_draft_tokens"] == (5 if name in ("fixed", "cascade", "none") else 16)
+        assert document["expected"] == 0 or name == "suffix"
+        if name == "cascade":
+            assert document["acceptance_by_place"][0] > 0.2
+            assert document["draft_seconds"] < document["step_seconds"] < document["seconds"]
+            assert document["drafter"] == f"cascade:{smollm2_folder}"
 
 
 def test_the_sidecar_says_how_the_results_came_about(undisturbed):
@@ -228,7 +251,10 @@ def test_a_model_that_cannot_be_loaded_leaves_no_file_behind(tmp_path):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--draft", "d", "--drafter", "prompt-lookup"), "--draft and --drafter: choose one"),
+        (
+            ("--draft", "d", "--drafter", "prompt-lookup"),
+            "uses no draft model; leave --draft out, or take model or cascade",
+        ),
         (("--draft", "d", "--method", "target-only"), "--draft with method target-only: it does not draft"),
         (("--drafter", "prompt-lookup", "--method", "target-only"), "--drafter with method target-only"),
         (("--num-draft-tokens", 3, "--drafter", "none"), "--num-draft-tokens: nothing drafts here"),
@@ -242,7 +268,12 @@ def test_a_model_that_cannot_be_loaded_leaves_no_file_behind(tmp_path):
         (("--min-new-tokens", 9, "--max-new-tokens", 8), "min_new_tokens is 9, more than max_new_tokens 8"),
         (("--stop", ""), "a stop string is empty"),
         (("--method", "magic"), "method is 'magic'; known: specproof"),
-        (("--drafter", "magic"), "drafter is 'magic'; known: prompt-lookup, none"),
+        (("--drafter", "magic"), "drafter is 'magic'; known: model, prompt-lookup, suffix, cascade, none"),
+        (("--drafter", "cascade"), "drafter 'cascade' needs a draft model: name one with --draft"),
+        (("--drafter", "suffix", "--draft", "d"), "drafter 'suffix' uses no draft model"),
+        (("--corpus", "p.txt"), "drafter 'prompt-lookup' uses no corpus; take suffix or cascade"),
+        (("--draft-head", 9), "drafter 'prompt-lookup' has no head to cut"),
+        (("--drafter", "none", "--adaptive"), "--adaptive: nothing drafts here"),
         (("--dtype", "int3"), "dtype is 'int3'; known: float32"),
         (("-o", "nowhere/out.jsonl"), "there is no folder nowhere"),
         (("-o", "/dev/null", "--overwrite"), "/dev/null is no ordinary file, so it cannot be resumed"),

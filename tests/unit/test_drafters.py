@@ -38,7 +38,7 @@ def test_prompt_lookup_finds_what_its_definition_says(ids, count, sizes):
     shortest, longest = sizes
     lookup = PromptLookup(max_ngram=longest, min_ngram=shortest)
     row = DraftRow("row", tuple(ids), max_tokens=count)
-    assert lookup.propose([row], 6) == [naive_lookup(ids, count, longest, shortest)]
+    assert lookup.propose([row], 6).ids == [naive_lookup(ids, count, longest, shortest)]
 
 
 def test_prompt_lookup_takes_the_longest_tail_and_its_latest_occurrence():
@@ -50,8 +50,8 @@ def test_prompt_lookup_takes_the_longest_tail_and_its_latest_occurrence():
         DraftRow("d", (1, 2, 3), 3),
         DraftRow("e", ids, 1),
     ]
-    assert PromptLookup().propose(rows, 3) == [[5, 2, 6], [], [4], [], [5]]
-    assert PromptLookup(max_ngram=1).propose(rows[:1], 3) == [[6, 1, 2]]
+    assert PromptLookup().propose(rows, 3).ids == [[5, 2, 6], [], [4], [], [5]]
+    assert PromptLookup(max_ngram=1).propose(rows[:1], 3).ids == [[6, 1, 2]]
 
 
 # --- a model that drafts --------------------------------------------------------------------------------------------

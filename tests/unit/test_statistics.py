@@ -1,6 +1,7 @@
 """Sums over steps."""
 
 import warnings
+from collections import Counter
 
 import pytest
 
@@ -53,7 +54,10 @@ def test_steps_are_summed_up():
         grouped_steps=1,
         realigned_steps=1,
         refilled=2,
+        judged_at=Counter({0: 3, 1: 2, 2: 2, 3: 1, 4: 1}),
+        right_at=Counter({0: 2, 1: 2, 2: 1, 3: 1, 4: 1}),
     )
+    assert statistics.acceptance_by_place == [2 / 3, 1, 1 / 2, 1, 1]
     assert statistics.acceptance_rate == 7 / 13
     assert statistics.mean_accepted_length == 11 / 4
 

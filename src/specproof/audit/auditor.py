@@ -13,7 +13,7 @@ from specproof.audit.forward import ForwardAudit
 from specproof.audit.recompute import check_kv, check_rows_alone
 from specproof.audit.truth import TrueRow
 from specproof.audit.violation import Violation
-from specproof.drafters import ModelDrafter
+from specproof.drafters.cascade import model_in
 from specproof.engine import Engine, request_names
 from specproof.errors import ConfigError, RequestError
 from specproof.intake import admit
@@ -74,8 +74,8 @@ class Auditor:
         self._engine, self._requests, self._full = engine, requests, level == "full"
         self._names = request_names(list(requests))
         self._rows = _true_rows(engine, requests, self._names)
-        drafter = engine.drafter if isinstance(engine.drafter, ModelDrafter) else None
-        self_draft = drafter is not None and drafter.lm.model is engine.target.model
+        drafter = model_in(engine.drafter)
+        self_draft = drafter is engine.drafter and drafter is not None and drafter.lm.model is engine.target.model
         self._watches = [ForwardAudit("target", engine.target, engine.layout, self._rows, self._report)]
         if drafter is not None:
             self._watches.append(ForwardAudit("draft", drafter.lm, drafter.layout, self._rows, self._report))

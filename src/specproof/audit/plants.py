@@ -281,10 +281,10 @@ def draft_one_behind(original: Callable) -> Callable:
     """After full acceptance the draft feeds one token, where two are due."""
 
     def commit(drafter: ModelDrafter, accepted: dict[str, int]) -> None:
+        behind = [name for name, fed in drafter._fed.items() if accepted.get(name, 0) > fed]
         original(drafter, accepted)
-        for name, count in accepted.items():
-            if name in drafter._fed and count > drafter._fed[name]:
-                drafter._cached[name] += 1
+        for name in behind:
+            drafter._cached[name] += 1
 
     return commit
 

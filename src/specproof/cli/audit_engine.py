@@ -18,6 +18,10 @@ def engine(
     level: Annotated[str, typer.Option(help="light (integers) or full (KV computed again, rows alone).")] = "light",
     target: Annotated[str | None, typer.Option(help="Folder or hub name. (default: the embedded SmolLM2)")] = None,
     draft: Annotated[str | None, typer.Option(help="Draft model. (default: prompt lookup)")] = None,
+    drafter: Annotated[
+        str | None, typer.Option(help="prompt-lookup, suffix, model, cascade or none. (default: as for generate)")
+    ] = None,
+    adaptive: Annotated[bool, typer.Option("--adaptive", help="Draft only what is expected to pay.")] = False,
     batch_size: Annotated[int, typer.Option(min=1)] = 8,
     num_draft_tokens: Annotated[int, typer.Option(min=0)] = 5,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 64,
@@ -30,7 +34,9 @@ def engine(
     Exit status: 0 if all hold, 1 if one does not, 2 for bad input or options.
     """
     with clear_exits():
-        config = EngineConfig(method=method, batch_size=batch_size, num_draft_tokens=num_draft_tokens)
+        config = EngineConfig(
+            method=method, batch_size=batch_size, num_draft_tokens=num_draft_tokens, adaptive=adaptive
+        )
         from specproof.audit.auditor import audit_engine  # here, because they import PyTorch
         from specproof.jobs.inputs import open_input, to_request
         from specproof.jobs.job import Job
@@ -40,7 +46,7 @@ def engine(
 
         hide_loading_bars()
         defaults = Request((), max_new_tokens=max_new_tokens)
-        drafter = "prompt-lookup" if config.parts.drafts else "none"
+        drafter = drafter or ("none" if not config.parts.drafts else "model" if draft else "prompt-lookup")
         job = Job(
             input=input_, out=None, config=config, defaults=defaults, target=target, draft=draft, drafter=drafter,
             dtype=dtype, device="cpu", device_map=None, threads=None, chat=chat, trust_remote_code=False,

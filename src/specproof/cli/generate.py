@@ -1,5 +1,6 @@
 """`specproof generate`: a file of prompts in, a file of continuations out."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -7,7 +8,7 @@ from typing import Annotated
 import typer
 
 from specproof.cli.exits import clear_exits
-from specproof.config import EngineConfig
+from specproof.config import EngineConfig, Method
 from specproof.errors import ConfigError
 from specproof.jobs.job import Job
 from specproof.request import Request
@@ -23,9 +24,18 @@ def generate(
     out: Annotated[str, typer.Option("--out", "-o", help="Results, a JSON line per row; - for standard output.")],
     method: Annotated[str, _method(help="See `specproof methods`.")] = "specproof",
     draft: Annotated[str | None, _method(help="Draft model: folder or hub name.")] = None,
-    drafter: Annotated[str | None, _method(help="prompt-lookup (default) or none.")] = None,
+    drafter: Annotated[str | None, _method(help="prompt-lookup (default), suffix, model, cascade or none.")] = None,
+    corpus: Annotated[Path | None, _method(help="Text that suffix and cascade may draft from.")] = None,
+    adaptive: Annotated[
+        bool | None, _method(help="Draft only what is expected to pay. (default: yes where rows lie in slots)")
+    ] = None,
+    draft_head: Annotated[
+        int | None, _method(min=1, help="Ids that a draft model chooses among, the most frequent. (default: all)")
+    ] = None,
     batch_size: Annotated[int, _method(min=1, help="Rows decoded together.")] = 8,
-    num_draft_tokens: Annotated[int | None, _method(min=0, help="Most drafts per row and step. (default 5)")] = None,
+    num_draft_tokens: Annotated[
+        int | None, _method(min=0, help="Most drafts per row and step. (default 16 if adaptive, else 5)")
+    ] = None,
     layout: Annotated[str | None, _method(help="slotted or left-padded.")] = None,
     scheduler: Annotated[str | None, _method(help="continuous, static or same-length.")] = None,
     commit: Annotated[str | None, _method(help="per-row or batch-min.")] = None,
@@ -64,7 +74,7 @@ def generate(
         config = EngineConfig(
             method=method,
             batch_size=batch_size,
-            num_draft_tokens=5 if num_draft_tokens is None else num_draft_tokens,
+            draft_head=draft_head,
             layout=layout,
             scheduler=scheduler,
             commit=commit,
@@ -75,14 +85,18 @@ def generate(
             numerics=numerics,
             pack=not no_pack,
         )
+        paced = drafter != "none" and _pays(config.parts)
+        config = replace(config, adaptive=paced if adaptive is None else adaptive)
+        most = (16 if config.adaptive else 5) if num_draft_tokens is None else num_draft_tokens
+        config = replace(config, num_draft_tokens=most)
         has_drafts, has_pool = config.parts.drafts, config.parts.scheduler == "same-length"
-        _refuse("--draft and --drafter", draft and drafter, "choose one")
         _refuse(f"--draft with method {method}", draft and not has_drafts, "it does not draft")
         _refuse(
             f"--drafter with method {method}", drafter not in (None, "none") and not has_drafts, "it does not draft"
         )
         nothing_drafts = not has_drafts or drafter == "none"
         _refuse("--num-draft-tokens", num_draft_tokens is not None and nothing_drafts, "nothing drafts here")
+        _refuse("--adaptive", adaptive and nothing_drafts, "nothing drafts here")
         _refuse("--window", window is not None and not has_pool, "only the same-length scheduler has one")
         _refuse("--device and --device-map", device and device_map, "choose one")
         _refuse("--resume and --overwrite", resume and overwrite, "choose one")
@@ -102,7 +116,8 @@ def generate(
             ),
             target=target,
             draft=draft,
-            drafter=drafter or "prompt-lookup",
+            drafter=drafter or ("model" if draft else "prompt-lookup"),
+            corpus=corpus,
             dtype=dtype,
             device=device or "cpu",
             device_map=device_map,
@@ -114,6 +129,11 @@ def generate(
         from specproof.cli.run import run  # here, because it imports PyTorch
 
         raise typer.Exit(run(job, resume, overwrite, as_json))
+
+
+def _pays(parts: Method) -> bool:
+    """Where a draft has a price of its own: in a rectangle, or with rows cut to the batch, it depends on the others."""
+    return parts.drafts and parts.layout == "slotted" and parts.commit == "per-row"
 
 
 def _refuse(options: str, is_given: object, why: str) -> None:

@@ -21,14 +21,13 @@ def methods(as_json: bool = typer.Option(False, "--json", help="Print one JSON d
         "attention": ATTENTION_NAMES,
         "numerics": NUMERICS_NAMES,
     }
-    drafters = {"model": "a smaller model with the target's tokenizer (--draft FOLDER or hub name)", **DRAFTERS}
     with clear_exits():
         if as_json:
             listed = {name: asdict(method) for name, method in METHODS.items()}
-            print(json.dumps({"methods": listed, "drafters": drafters, "parts": parts}, indent=2))
+            print(json.dumps({"methods": listed, "drafters": DRAFTERS, "parts": parts}, indent=2))
             return
         console = Console()
-        console.print(_methods_table(), _drafters_table(drafters))
+        console.print(_methods_table(), _drafters_table(DRAFTERS))
         console.print("The parts of a method can be chosen one by one:")
         for name, known in parts.items():
             console.print(f"  --{name}: {', '.join(known)}", highlight=False)

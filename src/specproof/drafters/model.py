@@ -3,11 +3,14 @@
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from specproof.choice import Ban, choose
-from specproof.drafters.drafter import DeviceDrafts, DraftRow
+from specproof.drafters.drafter import Confidence, DeviceDrafts, DraftRow, GoOn, NextDraft
 from specproof.kv.layout import Feed, Layout
 from specproof.lm import LM
+
+SOURCE = "model"
 
 
 class ModelDrafter:
@@ -16,50 +19,85 @@ class ModelDrafter:
     After full acceptance a row lacks the KV of its last draft, so it feeds two tokens in the next step, not one. Drafts
     stay on the device. Rows too long for the draft's context, or with an id that it does not have, get no drafts.
 
-    layout: KV memory for `lm`. vocab_size: the target's; no id beyond it is proposed. prefill_chunk: most tokens of one
-    catching-up forward.
+    A row that was not drafted for in some steps reads what it missed when it drafts again.
+
+    layout: KV memory for `lm`, whose head may be cut (to rising ids). vocab_size: the target's; no id beyond it is
+    proposed. prefill_chunk: most tokens of one catching-up forward. go_on: asked before each round which rows draft on;
+    None: all. If it is asked, drafts on a CPU come with the draft's probability; on CUDA the host would wait for it.
     """
+
+    go_on: GoOn | None = None
 
     def __init__(self, lm: LM, layout: Layout, vocab_size: int, prefill_chunk: int = 256) -> None:
         self.lm = lm
         self.layout = layout
         self._vocab_size = min(vocab_size, lm.vocab_size)
+        columns = range(lm.vocab_size) if lm.head_ids is None else lm.head_ids
+        self._columns = {token: column for column, token in enumerate(columns) if token < self._vocab_size}
+        self._head = None if lm.head_ids is None else torch.tensor(lm.head_ids, device=lm.device)
         self._prefill_chunk = prefill_chunk
         self._cached: dict[str, int] = {}  # request_id -> cached_len
-        self._base: dict[str, int] = {}  # request_id -> seq_len when it was last drafted for
-        self._fed: dict[str, int] = {}  # request_id -> drafts whose KV was computed then
+        self._fed: dict[str, int] = {}  # request_id -> drafts of this step whose KV was computed
 
     def propose(self, rows: list[DraftRow], max_tokens: int) -> DeviceDrafts:
         counts = [self._count(row, max_tokens) for row in rows]
-        drafting = [i for i, count in enumerate(counts) if count]
-        ids = torch.zeros(len(rows), max(counts, default=0), dtype=torch.long, device=self.lm.device)
-        self._catch_up([rows[i] for i in drafting])
-        active, token = drafting, None
+        limits, counts = counts, [0] * len(rows)
+        chances: list[list[float]] = [[] for _ in rows]
+        ids = torch.zeros(len(rows), max(limits, default=0), dtype=torch.long, device=self.lm.device)
+        active, token = list(range(len(rows))), None
         for j in range(ids.shape[1]):
+            able = [i for i in active if limits[i] > j]
+            going = self._going(able, rows, chances, j)
+            if not going:
+                break
             if token is None:
-                feeds = [self._pending(rows[i]) for i in active]
+                self._catch_up([rows[i] for i in going])
+                feeds = [self._pending(rows[i]) for i in going]
             else:
-                still = [n for n, i in enumerate(active) if counts[i] > j]
-                if len(still) < len(active):
-                    active, token = [active[n] for n in still], token[still]
-                feeds = [Feed(rows[i].request_id, len(rows[i].token_ids) + j - 1, (), 1, 1) for i in active]
-            logits = self.layout.forward(feeds, token)
-            token = choose(logits[:, : self._vocab_size], _bans([rows[i] for i in active], j, self._vocab_size))
-            ids[active, j] = token
-        for i in drafting:
-            self._base[rows[i].request_id] = self._cached[rows[i].request_id] = len(rows[i].token_ids)
-            self._fed[rows[i].request_id] = counts[i] - 1
-        return DeviceDrafts(ids, counts)
+                if going != active:
+                    token = token[[active.index(i) for i in going]]
+                feeds = [Feed(rows[i].request_id, len(rows[i].token_ids) + j - 1, (), 1, 1) for i in going]
+            logits = self.layout.forward(feeds, token)[:, : len(self._columns)]
+            column = choose(logits, self._bans([rows[i] for i in going], j))
+            if self.go_on is not None and column.device.type == "cpu":
+                for i, chance in zip(going, _probability(logits, column).tolist(), strict=True):
+                    chances[i].append(chance)
+            token = column if self._head is None else self._head[column]
+            ids[going, j] = token
+            for i in going:
+                counts[i] += 1
+            active = going
+        self._fed = {row.request_id: count - 1 for row, count in zip(rows, counts, strict=True) if count}
+        for row in rows:
+            if row.request_id in self._fed:
+                self._cached[row.request_id] = len(row.token_ids)
+        confidence = [Confidence(SOURCE, chances[i]) for i in range(len(rows))]
+        return DeviceDrafts(ids[:, : max(counts, default=0)], counts, confidence)
+
+    def _going(self, able: list[int], rows: list[DraftRow], chances: list[list[float]], num_drafts: int) -> list[int]:
+        """Which rows draft on."""
+        if self.go_on is None or not able:
+            return able
+        nexts = [
+            NextDraft(
+                rows[i],
+                num_drafts,
+                1 if num_drafts else len(rows[i].token_ids) - self._cached.get(rows[i].request_id, 0),
+                Confidence(SOURCE, chances[i]),
+            )
+            for i in able
+        ]
+        return [i for i, goes in zip(able, self.go_on(nexts), strict=True) if goes]
 
     def commit(self, accepted: dict[str, int]) -> None:
-        for request_id, count in accepted.items():
-            if request_id in self._base:
-                self._cached[request_id] = self._base[request_id] + min(count, self._fed[request_id])
+        for request_id, fed in self._fed.items():
+            self._cached[request_id] += min(accepted.get(request_id, 0), fed)
+        self._fed = {}
 
     def release(self, request_id: str) -> None:
         if request_id in self._cached:
             self.layout.release(request_id)
-            for table in (self._cached, self._base, self._fed):
+            for table in (self._cached, self._fed):
                 table.pop(request_id, None)
 
     def _count(self, row: DraftRow, max_tokens: int) -> int:
@@ -74,6 +112,14 @@ class ModelDrafter:
     def _pending(self, row: DraftRow) -> Feed:
         start = self._cached[row.request_id]
         return Feed(row.request_id, start, row.token_ids[start:], 0, 1)
+
+    def _bans(self, rows: Sequence[DraftRow], ahead: int) -> list[Ban]:
+        """The target's own bans, or a draft of a banned id would be a certain rejection."""
+        return [
+            Ban(i, [self._columns[token] for token in row.banned_ids if token in self._columns])
+            for i, row in enumerate(rows)
+            if len(row.token_ids) + ahead < row.banned_until
+        ]
 
     def _catch_up(self, rows: Sequence[DraftRow]) -> None:
         """Compute all but the last known token of rows that lack more than two, in chunks."""
@@ -92,10 +138,7 @@ class ModelDrafter:
             self.layout.forward(feeds)
 
 
-def _bans(rows: Sequence[DraftRow], ahead: int, vocab_size: int) -> list[Ban]:
-    """The target's own bans, or a draft of a banned id would be a certain rejection."""
-    return [
-        Ban(i, [token for token in row.banned_ids if token < vocab_size])
-        for i, row in enumerate(rows)
-        if len(row.token_ids) + ahead < row.banned_until
-    ]
+def _probability(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Of each row's token. logits (n, V), tokens (n,) -> (n,)."""
+    logits = logits.float()
+    return (logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(1)).exp()

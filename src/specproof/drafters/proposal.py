@@ -1,14 +1,15 @@
 """What was proposed in a step, checked: on the host, or still on the device."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
 from operator import index as as_int
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from specproof.drafters.drafter import DeviceDrafts, DraftRow
+from specproof.drafters.drafter import Confidence, DeviceDrafts, DraftRow, HostDrafts
 from specproof.errors import DrafterError
 
 
@@ -17,19 +18,37 @@ class Proposal:
     """Drafts by request_id. counts: how many each row has.
 
     on_host: the ids, empty for rows whose ids are on the device. on_device: the device ids of all rows, one row after
-    another in the order of `counts`; None if all are on the host.
+    another in the order of `counts`; None if all are on the host. confidence: of rows whose drafter says so. expected:
+    how many of the drafts are expected to be accepted; None if nobody estimates it.
     """
 
     on_host: dict[str, Sequence[int]]
     counts: dict[str, int]
     on_device: Tensor | None = None
+    confidence: Mapping[str, Confidence] = field(default_factory=dict)
+    expected: float | None = None
+
+    def cut(self, counts: Mapping[str, int], expected: float) -> "Proposal":
+        """The first `counts[row]` drafts of each row, of which `expected` should be accepted."""
+        if counts == self.counts:
+            return Proposal(self.on_host, self.counts, self.on_device, self.confidence, expected)
+        ids = self.on_device
+        if ids is not None:
+            ends = accumulate(self.counts.values())
+            starts = {row: end - count for (row, count), end in zip(self.counts.items(), ends, strict=True)}
+            ids = _select(ids, [starts[row] + j for row, count in counts.items() for j in range(count)])
+        on_host = {row: drafts[: counts[row]] for row, drafts in self.on_host.items()}
+        return Proposal(on_host, dict(counts), ids, self.confidence, expected)
 
 
 NO_DRAFTS = Proposal({}, {})
 
 
 def check_proposal(
-    proposed: Sequence[Sequence[int]] | DeviceDrafts, rows: Sequence[DraftRow], max_tokens: int, vocab_size: int
+    proposed: Sequence[Sequence[int]] | HostDrafts | DeviceDrafts,
+    rows: Sequence[DraftRow],
+    max_tokens: int,
+    vocab_size: int,
 ) -> Proposal:
     """Cut each row's drafts to what it can use. Raises DrafterError, naming the row, for anything that is no draft."""
     if isinstance(proposed, DeviceDrafts):
@@ -47,10 +66,12 @@ def check_proposal(
             raise DrafterError(f"drafts on the device must be long, one row each, not {proposed.ids.dtype} {shape}")
         width = proposed.ids.shape[1]
         index = [i * width + j for i, count in enumerate(counts) for j in range(count)]
-        ids = proposed.ids.flatten()
-        if len(index) < len(ids):
-            ids = ids.index_select(0, torch.tensor(index, dtype=torch.long).to(ids.device, non_blocking=True))
-        return Proposal({}, {row.request_id: count for row, count in zip(rows, counts, strict=True)}, ids)
+        ids = _select(proposed.ids.flatten(), index)
+        by_name = {row.request_id: count for row, count in zip(rows, counts, strict=True)}
+        return Proposal({}, by_name, ids, _confidence(proposed.confidence, rows))
+    confidence = {}
+    if isinstance(proposed, HostDrafts):
+        confidence, proposed = _confidence(proposed.confidence, rows), proposed.ids
     answers = _listed(proposed, "the drafter")
     if len(answers) != len(rows):
         raise DrafterError(f"the drafter answered {len(answers)} rows of {len(rows)}; one list of ids a row is needed")
@@ -65,7 +86,22 @@ def check_proposal(
                     f"row {row.request_id}: draft {token!r} is no id of the target's vocabulary (0 to {vocab_size - 1})"
                 )
         drafts[row.request_id] = [as_int(token) for token in ids[: row.max_tokens]]
-    return Proposal(drafts, {request_id: len(ids) for request_id, ids in drafts.items()})
+    return Proposal(drafts, {request_id: len(ids) for request_id, ids in drafts.items()}, None, confidence)
+
+
+def _select(ids: Tensor, index: Sequence[int]) -> Tensor:
+    """ids[index] of rising indices, without making the host wait."""
+    if len(index) == len(ids):
+        return ids
+    return ids.index_select(0, torch.tensor(index, dtype=torch.long).to(ids.device, non_blocking=True))
+
+
+def _confidence(given: Sequence[Confidence] | None, rows: Sequence[DraftRow]) -> dict[str, Confidence]:
+    if given is None:
+        return {}
+    if len(given) != len(rows):
+        raise DrafterError(f"the drafter gave its confidence in {len(given)} rows of {len(rows)}")
+    return {row.request_id: confidence for row, confidence in zip(rows, given, strict=True)}
 
 
 def _listed(answer: Any, who: str) -> list:

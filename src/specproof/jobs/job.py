@@ -14,7 +14,10 @@ from specproof.request import Request
 
 EMBEDDED = "embedded:SmolLM2-135M-Instruct"
 DRAFTERS = {
+    "model": "a smaller model with the target's tokenizer (--draft FOLDER or hub name; default if one is named)",
     "prompt-lookup": "the tokens that followed the row's last few tokens when they occurred before (default)",
+    "suffix": "the same at greatest length, in finished outputs and a corpus (--corpus FILE) too",
+    "cascade": "suffix first, the model (--draft) where it has nothing",
     "none": "no drafts: one token per row and step",
 }
 
@@ -27,7 +30,8 @@ class Job:
     """Raises ConfigError for options that contradict each other.
 
     input: a path, or - for standard input. out: None for standard output.
-    target, draft: folder or hub name; no target: the embedded model. drafter: a name from DRAFTERS; a draft wins.
+    target, draft: folder or hub name; no target: the embedded model. drafter: a name from DRAFTERS. corpus: a text file
+    that a suffix drafter may draft from.
     defaults: what holds for each row that does not say otherwise. chat: prompts are user messages in the chat template.
     """
 
@@ -45,10 +49,22 @@ class Job:
     chat: bool = False
     trust_remote_code: bool = False
     allow_pickle: bool = False
+    corpus: Path | None = None
 
     def __post_init__(self) -> None:
         if self.drafter not in DRAFTERS:
             raise ConfigError(f"drafter is {self.drafter!r}; known: {', '.join(DRAFTERS)} (a draft model: --draft D)")
+        has_model = self.drafter in ("model", "cascade")
+        if has_model and self.draft is None:
+            raise ConfigError(f"drafter {self.drafter!r} needs a draft model: name one with --draft")
+        if self.draft is not None and not has_model:
+            raise ConfigError(
+                f"drafter {self.drafter!r} uses no draft model; leave --draft out, or take model or cascade"
+            )
+        if self.corpus is not None and self.drafter not in ("suffix", "cascade"):
+            raise ConfigError(f"drafter {self.drafter!r} uses no corpus; take suffix or cascade")
+        if self.config.draft_head is not None and not has_model:
+            raise ConfigError(f"drafter {self.drafter!r} has no head to cut; draft_head is for model and cascade")
         least, most = self.defaults.min_new_tokens, self.defaults.max_new_tokens
         if least > most:
             raise ConfigError(f"min_new_tokens is {least}, more than max_new_tokens {most}")
@@ -74,7 +90,15 @@ class Job:
         """The draft model's or drafter's name; None if nothing drafts."""
         if not self.config.parts.drafts:
             return None
+        if self.drafter == "cascade":
+            return f"cascade:{self.draft}"
         return self.draft or (None if self.drafter == "none" else self.drafter)
+
+    @property
+    def _drafter_identity(self) -> str | None:
+        if self.draft is None or self.drafter_name is None:
+            return self.drafter_name
+        return ("cascade:" if self.drafter == "cascade" else "") + _model(self.draft)
 
     def identity(self, source: InputFile) -> dict[str, Any]:
         """What the results depend on. The draft is in it too: mixed acceptance counts would describe neither draft."""
@@ -82,7 +106,7 @@ class Job:
         return {
             "input_sha256": source.sha256,
             "target": _model(self.target_name),
-            "drafter": self.drafter_name and _model(self.drafter_name),
+            "drafter": self._drafter_identity,
             "dtype": self.dtype,
             "chat": self.chat,
             "max_new_tokens": defaults.max_new_tokens,

@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from specproof.drafters import PromptLookup
+from specproof.assembly import as_drafter
+from specproof.drafters import Cascade, ModelDrafter, PromptLookup, Suffix
 from specproof.embedded import default_model_folder
 from specproof.engine import Engine
-from specproof.errors import RequestError
+from specproof.errors import ConfigError, RequestError
 from specproof.jobs.clock import RowClock
 from specproof.jobs.in_order import StreamResults
 from specproof.jobs.inputs import InputFile, to_request
@@ -18,6 +19,9 @@ from specproof.jobs.tally import Tally
 from specproof.lm import LM, load_model
 from specproof.request import Request
 from specproof.tokenizer import Tokenizer
+
+CASCADE_MATCH = 3  # tokens that must match before a cascade trusts them more than its model
+MOST_CORPUS = 500_000  # tokens of a corpus that are indexed, about 250 bytes of memory each
 
 
 def load_engine(job: Job, report: Callable[[str], None]) -> Engine:
@@ -43,9 +47,25 @@ def load_engine(job: Job, report: Callable[[str], None]) -> Engine:
     if job.drafter_name is None:
         return Engine(target, None, job.config, tokenizer)
     if job.draft is None:
-        return Engine(target, PromptLookup(), job.config, tokenizer)
+        drafter = PromptLookup() if job.drafter == "prompt-lookup" else Suffix(_corpus(job, tokenizer))
+        return Engine(target, drafter, job.config, tokenizer)
     draft, draft_tokenizer = load(job.draft)
-    return Engine(target, draft, job.config, tokenizer, draft_tokenizer)
+    drafter = as_drafter(draft, target, tokenizer, draft_tokenizer, job.config)
+    if job.drafter == "cascade":
+        assert isinstance(drafter, ModelDrafter)
+        drafter = Cascade(Suffix(_corpus(job, tokenizer), size=CASCADE_MATCH), drafter)
+    return Engine(target, drafter, job.config, tokenizer)
+
+
+def _corpus(job: Job, tokenizer: Tokenizer) -> list[list[int]]:
+    """Raises ConfigError if there is no such file of text."""
+    if job.corpus is None:
+        return []
+    try:
+        text = job.corpus.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the corpus {job.corpus}: {error}") from error
+    return [tokenizer.encode(text)[:MOST_CORPUS]]
 
 
 def run_job(job: Job, engine: Engine, source: InputFile, results: FileResults | StreamResults, tally: Tally) -> None:

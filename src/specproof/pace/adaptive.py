@@ -1,0 +1,76 @@
+"""Draft what pays: each step takes the drafts that raise its tokens per second, and none where none does."""
+
+from collections.abc import Callable
+from time import perf_counter
+
+from specproof.drafters.drafter import Confidence
+from specproof.drafters.proposal import Proposal
+from specproof.pace.chances import Chances
+from specproof.pace.cost import Cost
+from specproof.pace.plan import plan_drafts
+from specproof.pace.purse import Purse
+from specproof.pace.rounds import Rounds
+from specproof.step import StepRecord
+
+MARGIN = 1.02  # a smaller gain cannot be told from noise
+KNOWN = 2  # measurements near a number of tokens, before it is compared with others
+REFRESH = 64  # steps after which the price of a step without drafts is measured again
+
+UNKNOWN = Confidence("drafts")
+
+
+class Adaptive:
+    """Prices are the seconds of forwards, measured while running; gains are chances of acceptance, learnt likewise.
+
+    Nothing here depends on anything but the clock and the records: with a scripted clock every decision is determined.
+    """
+
+    def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
+        self._clock = clock
+        self._cost = Cost()
+        self._chances = Chances()
+        self._purse = Purse()
+        self._rounds = Rounds(self._cost, self._chances, self._purse, clock)
+        self.go_on = self._rounds.go_on
+        self._num_rows = 0
+        self._began = 0.0
+        self._asked = False
+        self._confidence: dict[str, Confidence] = {}
+
+    def asks(self, num_rows: int) -> bool:
+        self._num_rows, self._began = num_rows, self._clock()
+        self._rounds.begin(num_rows)
+        self._asked = self._cost.knows(num_rows, KNOWN) and self._cost.age(num_rows) < REFRESH and self._purse.has()
+        return self._asked
+
+    def cut(self, proposal: Proposal) -> Proposal:
+        self._rounds.end_round()
+        self._confidence = {row: proposal.confidence.get(row, UNKNOWN) for row in proposal.counts}
+        reach = [self._chances.reach(row, self._confidence[row], count) for row, count in proposal.counts.items()]
+        spent = self._clock() - self._began
+        lengths = plan_drafts(reach, lambda n: spent + self._cost(self._num_rows + n), self._num_rows, margin=MARGIN)
+        if self._rounds.explores:  # an unverified draft would teach nothing
+            lengths = [max(length, min(1, len(chances))) for length, chances in zip(lengths, reach, strict=True)]
+        expected = sum(sum(chances[:length]) for chances, length in zip(reach, lengths, strict=True))
+        return proposal.cut(dict(zip(proposal.counts, lengths, strict=True)), expected)
+
+    def __call__(self, record: StepRecord) -> None:
+        for step in record.rows:
+            if step.drafted:
+                self._chances.learn(step, self._confidence[step.request_id])
+        self._chances.end_step([output.request_id for output in record.finished])
+        seconds = record.seconds - record.draft_seconds
+        read = sum(chunk.length for chunk in record.prefilled)
+        if read:
+            self._rounds.prefilled(read, seconds)
+        if not record.rows:
+            return
+        if not read:
+            self._cost.learn(record.num_tokens, seconds)
+        plain = self._cost(len(record.rows))
+        if self._asked and not read:
+            emitted = sum(len(step.emitted) for step in record.rows)
+            self._purse.book(emitted / len(record.rows) - record.seconds / plain)
+        if self._cost.knows(len(record.rows), 1):
+            self._purse.pass_time(record.seconds / plain)
+        self._asked = False

@@ -1,0 +1,39 @@
+"""What trying drafts may cost: one part in two hundred of the time, and what drafts saved before."""
+
+SHARE = 0.005  # of all time
+START = 3.0  # steps
+MOST = 5.0
+CREDIT = 5.0  # steps lent at most
+KEPT = 0.97  # share of a loan that may stand for another step
+
+
+class Purse:
+    """A balance in steps without drafts. At zero nothing is drafted until the time share has filled it again.
+
+    Estimates may be wrong; this bounds what that costs: beyond START and CREDIT, all drafting together loses at most
+    SHARE of the time (and MOST of what it won earlier). What a model must read before it can draft is lent: it must
+    come back in the steps that follow, some thirty of them.
+    """
+
+    def __init__(self) -> None:
+        self.balance = START
+        self._lent = 0.0
+
+    def pass_time(self, steps: float) -> None:
+        """Time went by that `steps` steps without drafts would have taken."""
+        self.balance = min(MOST, self.balance + SHARE * steps)
+        self._lent *= KEPT
+
+    def book(self, saved: float) -> None:
+        """Drafting saved this many steps, or lost them if negative."""
+        self.balance = min(MOST, self.balance + saved)
+
+    def has(self, steps: float = 0.0) -> bool:
+        return self.balance + self._lent > steps
+
+    def lend(self, steps: float) -> bool:
+        """Whether this much more may be owed for a while; it is booked like all else when it is spent."""
+        if self._lent + steps > CREDIT:
+            return False
+        self._lent += steps
+        return True

@@ -1,0 +1,101 @@
+"""What trying may cost is bounded, whatever the estimates say."""
+
+from specproof.drafters import Confidence, DraftRow
+from specproof.drafters.drafter import NextDraft
+from specproof.pace.chances import Chances
+from specproof.pace.cost import Cost
+from specproof.pace.purse import CREDIT, MOST, SHARE, START, Purse
+from specproof.pace.rounds import THIN, Rounds
+from specproof.step import RowStep
+
+
+def test_losses_are_bounded_by_the_start_and_a_share_of_the_time():
+    purse, lost = Purse(), 0.0
+    for _ in range(10_000):
+        if purse.has():
+            purse.book(-0.5)
+            lost += 0.5
+        purse.pass_time(1.0)
+    assert 0.9 * SHARE * 10_000 < lost < START + SHARE * 10_000 + 1
+
+
+def test_what_was_won_counts_up_to_a_limit_only():
+    purse = Purse()
+    purse.book(1000)
+    assert purse.balance == MOST
+    purse.book(-MOST)
+    assert not purse.has()
+
+
+def test_a_loan_must_come_back_within_some_steps():
+    purse = Purse()
+    assert purse.lend(CREDIT)
+    assert not purse.lend(0.1), "no more than CREDIT at a time"
+    purse.book(-START - CREDIT + 0.5)
+    assert purse.has(), "what was lent may be owed for a while"
+    for _ in range(60):
+        purse.pass_time(1.0)
+    assert not purse.has()
+    assert purse.lend(CREDIT / 2)
+
+
+def rounds(price=lambda n: 0.05 + 0.002 * n):
+    """Of four rows; a clock that only the test moves."""
+    clock, cost, chances = [0.0], Cost(), Chances()
+    for n in (4, 4, 8, 8, 16, 32):
+        cost.learn(n, price(n))
+    made = Rounds(cost, chances, Purse(), lambda: clock[0])
+    made.begin(4)
+    return made, chances, clock
+
+
+def nexts(unread, num_drafts=0, remaining=100):
+    return [
+        NextDraft(DraftRow(f"row{i}", (), 8, remaining=remaining), num_drafts, n, Confidence("model"))
+        for i, n in enumerate(unread)
+    ]
+
+
+def learn(chances, right, times):
+    for _ in range(times):
+        chances.learn(RowStep("other", 0, (1,), int(right), int(right), (1,)), Confidence("model"))
+
+
+def test_a_model_of_which_nothing_is_known_tries_the_row_that_has_least_to_read():
+    made, chances, _ = rounds()
+    assert made.go_on(nexts([50, 20, 1, 30])) == [False, False, True, False]
+    assert made.explores
+    learn(chances, True, int(THIN) + 1)
+    made.begin(4)
+    assert made.go_on(nexts([1, 1, 2, 1])) == [True] * 4
+    assert not made.explores
+
+
+def test_a_model_that_is_wrong_or_dear_is_not_asked_on():
+    made, chances, clock = rounds()
+    learn(chances, False, 50)
+    assert made.go_on(nexts([1] * 4)) == [False] * 4
+    made, chances, clock = rounds()
+    learn(chances, True, 50)
+    assert made.go_on(nexts([1] * 4)) == [True] * 4
+    for _ in range(4):  # each round takes as long as four steps
+        made.begin(4)
+        made.go_on(nexts([1] * 4))
+        clock[0] += 0.2
+        made.end_round()
+    made.begin(4)
+    assert made.go_on(nexts([1] * 4)) == [False] * 4
+
+
+def test_reading_is_charged_over_what_a_row_still_has_to_emit():
+    made, chances, _ = rounds()
+    learn(chances, True, 50)
+    made.prefilled(256, 1.0)
+    assert made.go_on(nexts([1, 1, 1, 40], remaining=200)) == [True] * 4
+    made.begin(4)
+    assert made.go_on(nexts([1, 1, 1, 40], remaining=2)) == [True, True, True, False]
+
+
+def test_nobody_to_ask_for_is_no_question():
+    made, _, _ = rounds()
+    assert made.go_on([]) == []
