@@ -68,6 +68,22 @@ def test_unpacking_gives_back_every_module_parameter_and_bit(family):
     assert not next(lm.model.parameters()).is_inference()
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_two_models_that_share_their_layers_are_unpacked_together_whoever_packed_them(first):
+    whole = tiny_lm("llama", dtype=torch.float32)
+    models = [whole, whole.with_head(range(40))]
+    ids = torch.tensor([[1, 2, 3, 4]])
+    plain = [lm.plain_forward(ids)[0] for lm in models]
+    layers = dict(whole.model.named_modules())
+    for lm in (models[first], models[1 - first]):
+        arrange(lm.model, packed=True)
+    for lm, logits in zip(models, plain, strict=True):
+        assert torch.equal(lm.plain_forward(ids)[0], logits)
+        assert not any(is_packed(other.model) for other in models)
+        assert all(module is layers[name] for name, module in whole.model.named_modules())
+        arrange(models[first].model, packed=True)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_packed_model_still_copies_saves_and_runs_and_refuses_to_be_moved(family):
     lm = tiny_lm(family, dtype=torch.float32)

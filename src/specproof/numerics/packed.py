@@ -108,12 +108,10 @@ def is_packed(model: nn.Module) -> bool:
 
 def arrange(model: nn.Module, packed: bool, block: int | None = None) -> None:
     """Have the model's linear layers packed, with at most `block` rows a product, or as they came."""
-    packing = _PACKED.get(model)
-    if not packed:
-        if packing is not None:
-            unpack(model)
-        return
-    (packing or _pack(model)).block = block
+    if packed:
+        (_PACKED.get(model) or _pack(model)).block = block
+    elif _PACKED:
+        unpack(model)
 
 
 @torch.inference_mode(False)
@@ -138,12 +136,18 @@ def _pack(model: nn.Module) -> Packing:
 @torch.inference_mode(False)
 @torch.no_grad()
 def unpack(model: nn.Module) -> None:
-    """The model as it came: same modules, same parameters, same bits. Nothing happens if it is not packed."""
-    packing = _PACKED.pop(model, None)
-    for place, name, layer in packing.layers if packing else ():
-        parent = place()
-        assert parent is not None, "a module was taken out of the model while it was packed"
-        parent._modules[name] = layer.restore()
+    """The model as it came: same modules, same parameters, same bits. Nothing happens if it is not packed.
+
+    So are models that share layers with it (see LM.with_head): they pack anew.
+    """
+    mine = set(model.modules())
+    for other, packing in list(_PACKED.items()):
+        if other is model or not mine.isdisjoint(place() for place, _, _ in packing.layers):
+            del _PACKED[other]
+            for place, name, layer in packing.layers:
+                parent = place()
+                assert parent is not None, "a module was taken out of the model while it was packed"
+                parent._modules[name] = layer.restore()
 
 
 def is_packable(module: nn.Module) -> bool:
