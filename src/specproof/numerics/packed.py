@@ -142,7 +142,7 @@ def unpack(model: nn.Module) -> None:
     """
     mine = set(model.modules())
     for other, packing in list(_PACKED.items()):
-        if other is model or not mine.isdisjoint(place() for place, _, _ in packing.layers):
+        if not mine.isdisjoint(other.modules()):
             del _PACKED[other]
             for place, name, layer in packing.layers:
                 parent = place()
