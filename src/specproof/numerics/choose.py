@@ -1,5 +1,6 @@
 """Which numerics a model gets on this machine, and why."""
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -9,7 +10,7 @@ from specproof.lm import LM
 from specproof.numerics.finding import Finding
 from specproof.numerics.memory import recall
 from specproof.numerics.packed import PackedLinear, is_packable, is_packed, linear_shape, why_not
-from specproof.numerics.probe import probe
+from specproof.numerics.probe import probe, trials
 from specproof.numerics.rule import BLOCK, PLAIN, Numerics
 
 INVARIANT = Numerics(True, True, "each operation gave the same bits in every shape that was tried")
@@ -24,11 +25,10 @@ def choose_numerics(lm: LM, config: EngineConfig) -> Numerics:
     if packed and (left := _unpacked(lm)):
         why = f"the weight of {left[0]} cannot be packed: it is of a type of its own, has a hook, or is not on the CPU"
     elif packed:
-        broken = [finding for finding in probe_once(lm, config) if not finding.holds]
-        if not broken:
+        broken = next((finding for finding in probe_once(lm, config) if not finding.holds), None)
+        if broken is None:
             return INVARIANT
-        more = f", and {len(broken) - 1} more" if len(broken) > 1 else ""
-        why = f"{broken[0].op} depends on {'; '.join(broken[0].depends_on)}{more}"
+        why = f"{broken.op} depends on {'; '.join(broken.depends_on)}"
     else:
         why = cannot or "packing is off, and invariant products need packed weights"
     if config.numerics == "invariant":
@@ -55,13 +55,21 @@ def _most(config: EngineConfig) -> int:
 
 
 def probe_once(lm: LM, config: EngineConfig) -> tuple[Finding, ...]:
-    """The probe's findings under the invariant rule; those of an earlier probe where nothing that matters changed."""
+    """Findings under the invariant rule, to the first that fails; known ones while nothing that matters changed."""
     layout, attention, most = config.parts.layout, config.attention, _most(config)
     parts = sorted({type(module).__name__ for module in lm.model.modules() if linear_shape(module) is None})
     about = {"model": lm.model.config.to_json_string(), "parts": parts, "dtype": lm.dtype_name, "most": most}
-    return recall(
-        {**about, "layout": layout, "attention": attention}, lambda: probe(lm, attention, layout, INVARIANT, most)
-    )
+    about |= {"layout": layout, "attention": attention}
+    return recall(about, lambda: _until_broken(trials(lm, attention, layout, INVARIANT, most)))
+
+
+def _until_broken(findings: Iterator[Finding]) -> tuple[Finding, ...]:
+    found = []
+    for finding in findings:
+        found.append(finding)
+        if not finding.holds:
+            break
+    return tuple(found)
 
 
 def _unpacked(lm: LM) -> list[str]:

@@ -1,6 +1,6 @@
 """The probe: on this machine, in this dtype and the model's own shapes, what do the bits of a result depend on?"""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -16,25 +16,32 @@ from specproof.numerics.trials import try_attention, try_linear, try_rowwise
 LONGEST = 4096  # every key length up to it is tried; beyond it one of each kind of length, at 8192, 16384 and 32768
 
 
-@torch.inference_mode()
 def probe(lm: LM, attention: str, layout: str, numerics: Numerics, most: int) -> tuple[Finding, ...]:
+    """All findings of `trials`."""
+    return tuple(trials(lm, attention, layout, numerics, most))
+
+
+@torch.inference_mode()
+def trials(lm: LM, attention: str, layout: str, numerics: Numerics, most: int) -> Iterator[Finding]:
     """Try each distinct operation of the model in all shapes that `numerics` allows, then the model as a whole.
 
     attention: "sdpa" or "eager". layout: a name from LAYOUTS. most: tokens of the largest forward. Takes a second or a
-    few; random numbers are its own, and the number of threads is as before afterwards.
+    few; random numbers are its own, and the number of threads is as before afterwards. The quickest trials come first.
     """
     operations = observe(lm, attention, numerics)
     context = lm.context or LONGEST
-    long = [top - 512 + rest for top in (8192, 16384, 32768) if top <= context for rest in (128, 384, 512)]
-    found = [try_linear(shape, module, lm.dtype) for shape, module in operations.linear.items()]
-    found += [try_rowwise(name, module, tensors, most) for name, (module, tensors) in operations.rowwise.items()]
-    found += [
-        try_attention(shape, attention, numerics, lm.dtype, min(LONGEST if numerics.invariant else 1024, context), long)
-        for shape in operations.attention
-    ]
-    return (*found, _try_whole(layout, lm, attention, numerics))
+    longest = min(LONGEST if numerics.invariant else 1024, context)
+    beyond = [top - 512 + rest for top in (8192, 16384, 32768) if top <= context for rest in (128, 384, 512)]
+    for name, (module, tensors) in operations.rowwise.items():
+        yield try_rowwise(name, module, tensors, most)
+    for shape in operations.attention:
+        yield try_attention(shape, attention, numerics, lm.dtype, longest, beyond)
+    for shape, module in operations.linear.items():
+        yield try_linear(shape, module, lm.dtype)
+    yield _try_whole(layout, lm, attention, numerics)
 
 
+@torch.inference_mode()
 def _try_whole(name: str, lm: LM, attention: str, numerics: Numerics) -> Finding:
     """Three rows together, prompts in chunks, several tokens a step; against two of them alone, one token a step."""
     reach = 76 if lm.context is None else min(76, lm.context)
