@@ -1,0 +1,127 @@
+"""Invariant numerics on real models: is each row, tokens and logits, what the target alone gives, to the bit?
+
+    python benchmarks/bit_equality.py question.jsonl [--target FOLDER] [--draft FOLDER] [--dtype bfloat16] [--draws 8]
+
+The truth is one run of `target-only` at batch 1 in invariant numerics, with the default chunk. Then `--draws` runs with
+everything drawn at random: method, batch 1, 3 or 8, K 1 to 7, prefill chunk 17 to 300, order of arrival, drafter
+(prompt lookup, suffix, or the draft model if there is one), adaptive or not. Compared are the emitted ids and a digest
+of the whole logits behind each. rows_equal = rows with the same ids and the same digests / rows; the interval over all
+draws is Wilson's at 95 %, rows taken as independent. Exit status 1 if a row differs.
+"""
+
+import argparse
+import hashlib
+import json
+import random
+import sys
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from specproof import METHODS, Engine, EngineConfig, Request
+from specproof.audit.compare import rate
+from specproof.drafters import PromptLookup, Suffix
+from specproof.embedded import default_model_folder
+from specproof.jobs.inputs import open_input, to_request
+from specproof.jobs.provenance import machine, versions
+from specproof.lm import LM, hide_loading_bars, load_model
+from specproof.tokenizer import Tokenizer
+
+Row = tuple[tuple[int, ...], tuple[str, ...]]  # emitted ids, digests of the logits behind them
+
+
+def main() -> None:
+    args = _arguments()
+    torch.set_num_threads(args.threads)
+    hide_loading_bars()
+    folder = args.target or str(default_model_folder())
+    target, tokenizer = load_model(folder, dtype=args.dtype), Tokenizer.load(folder)
+    draft = None if args.draft is None else load_model(args.draft, dtype=args.dtype)
+    requests = _requests(args, tokenizer)
+    truth = decode(target, None, EngineConfig(method="target-only", batch_size=1, numerics="invariant"), requests)
+    assert len({row[0] for row in truth.values()}) > 1, "the outputs do not vary"
+    draw = random.Random(args.seed)
+    runs = []
+    for _ in range(args.draws):
+        about, drafter, config = _draw(draw, draft)
+        shuffled = draw.sample(requests, len(requests))
+        start = perf_counter()
+        found = decode(target, drafter, config, shuffled)
+        differ = [name for name in found if found[name] != truth[name]]
+        same_ids = sum(found[name][0] == truth[name][0] for name in found)
+        runs.append({**about, "rows": len(found), "rows_equal": len(found) - len(differ), "same_ids": same_ids,
+                     "differ": differ, "seconds": perf_counter() - start})  # fmt: skip
+        print(json.dumps(runs[-1]), file=sys.stderr, flush=True)
+    total = rate(sum(run["rows_equal"] for run in runs), sum(run["rows"] for run in runs))
+    tokens = sum(len(row[0]) for row in truth.values())
+    about = {"target": folder.rsplit("/", 1)[-1], "draft": args.draft and args.draft.rsplit("/", 1)[-1]}
+    document = {**about, "dtype": args.dtype, "tokens_per_run": tokens, "rows_equal": total, "runs": runs}
+    print(json.dumps({**document, "versions": versions(), "machine": machine()}, indent=1))
+    raise SystemExit(int(total["hits"] < total["n"]))
+
+
+def decode(lm: LM, drafter: Any, config: EngineConfig, requests: Sequence[Request]) -> dict[str, Row]:
+    """By request name. The digests come from a wrapper around the layout's forward."""
+    engine = Engine(lm, drafter, config)
+    seen: dict[tuple[str, int], str] = {}
+    forward = engine.layout.forward
+
+    def watched(feeds: Any, device_ids: Any = None) -> torch.Tensor:
+        logits = forward(feeds, device_ids)
+        bits = logits.cpu().view(torch.uint8).numpy()
+        at = 0
+        for feed in feeds:
+            for j in range(feed.num_logits):
+                seen[feed.row, feed.end - feed.num_logits + j] = hashlib.blake2b(bits[at], digest_size=16).hexdigest()
+                at += 1
+        return logits
+
+    engine.layout.forward = watched
+    rows = {}
+    for output in engine.generate(requests):
+        first = output.prompt_len - 1
+        digests = (seen[output.request_id, first + i] for i in range(len(output.token_ids)))
+        rows[output.request_id] = (output.token_ids, tuple(digests))
+    return rows
+
+
+def _draw(draw: random.Random, draft: LM | None) -> tuple[dict[str, Any], Any, EngineConfig]:
+    method = draw.choice([name for name in METHODS if METHODS[name].drafts])
+    names = ["prompt-lookup", "suffix", *(["model"] if draft else [])]
+    name = draw.choice(names)
+    drafter = {"prompt-lookup": PromptLookup, "suffix": Suffix, "model": lambda: draft}[name]()
+    options = {
+        "method": method, "batch_size": draw.choice((1, 3, 8)), "num_draft_tokens": draw.randint(1, 7),
+        "prefill_chunk": draw.randint(17, 300), "adaptive": method == "specproof" and draw.random() < 0.5,
+    }  # fmt: skip
+    return {**options, "drafter": name}, drafter, EngineConfig(numerics="invariant", **options)
+
+
+def _requests(args: argparse.Namespace, tokenizer: Tokenizer) -> list[Request]:
+    defaults = Request((), max_new_tokens=args.max_new_tokens)
+    with open_input(args.prompts) as source:
+        every = [to_request(row, tokenizer, defaults, chat=True) for row in source.rows()]
+    short = [request for request in every if len(request.prompt_ids) <= args.max_prompt_tokens]
+    count = min(args.rows, len(short))
+    return [short[k * len(short) // count] for k in range(count)]
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("prompts")
+    parser.add_argument("--target")
+    parser.add_argument("--draft")
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
+    parser.add_argument("--draws", type=int, default=8)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rows", type=int, default=64)
+    parser.add_argument("--max-prompt-tokens", type=int, default=2048)
+    parser.add_argument("--max-new-tokens", type=int, default=64)
+    parser.add_argument("--threads", type=int, default=2)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
