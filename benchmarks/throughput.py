@@ -1,0 +1,123 @@
+"""Tokens per second at one batch size: Transformers' `generate`, target-only in both numerics, adaptive speculation.
+
+    python benchmarks/throughput.py [--target FOLDER] [--draft FOLDER] [--dtype bfloat16] [--batch-size 8] [--json]
+
+`generate` decodes batches padded on the left; each of ours has a new engine. EOS is ignored, so that all emit the same
+number of tokens; prefill is in the time, packing of weights and the first forwards of a process are not. The variants
+take turns; a ratio is that to `generate` in the same repeat, medians are over `--repeats`, with the range beside. The
+prompts are the built-in ones, or `--prompts FILE` (what `specproof generate` reads), in the chat template.
+"""
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from specproof import Engine, EngineConfig, Request
+from specproof.bench.clock import now
+from specproof.cli.demo import generate_with_transformers
+from specproof.drafters import Suffix
+from specproof.embedded import default_model_folder
+from specproof.jobs.inputs import open_input, to_request
+from specproof.jobs.provenance import machine, versions
+from specproof.lm import hide_loading_bars, load_model
+from specproof.prompts import PROMPTS
+from specproof.tokenizer import Tokenizer
+
+
+def main() -> None:
+    args = _arguments()
+    torch.set_num_threads(args.threads)
+    hide_loading_bars()
+    folder = args.target or default_model_folder()
+    target, tokenizer = load_model(folder, dtype=args.dtype), Tokenizer.load(folder)
+    draft = None if args.draft is None else load_model(args.draft, dtype=args.dtype)
+    requests = _requests(args, tokenizer)
+    plain = EngineConfig("target-only", batch_size=args.batch_size)
+    drafting = EngineConfig(batch_size=args.batch_size, num_draft_tokens=16, adaptive=True, numerics="fast")
+    engines: dict[str, Callable[[], Engine]] = {
+        "target-only, fast": lambda: Engine(target, None, replace(plain, numerics="fast")),
+        "target-only, stock weights": lambda: Engine(target, None, replace(plain, numerics="fast", pack=False)),
+        "target-only, invariant": lambda: Engine(target, None, replace(plain, numerics="invariant")),
+        "adaptive, suffix": lambda: Engine(target, Suffix(), drafting),
+    }
+    if draft is not None:
+        engines["adaptive, model"] = lambda: Engine(target, draft, drafting)
+    model = target.model
+    model.generation_config.eos_token_id = None  # type: ignore[union-attr]
+    seconds: dict[str, list[float]] = {name: [] for name in ("generate", *engines)}
+    for _ in range(args.repeats):
+        generate_with_transformers(target, [replace(requests[0], max_new_tokens=2)], 1)
+        start = now()
+        generate_with_transformers(target, requests, args.batch_size)
+        seconds["generate"].append(now() - start)
+        for name, make in engines.items():
+            engine = make()
+            engine.generate([replace(requests[0], max_new_tokens=2)])  # packs
+            start = now()
+            emitted = sum(len(output.token_ids) for output in engine.generate(requests))
+            seconds[name].append(now() - start)
+            assert emitted == len(requests) * args.max_new_tokens
+    tokens = len(requests) * args.max_new_tokens
+    rows = [_row(name, tokens, seconds) for name in seconds]
+    if args.json:
+        about = {name: value for name, value in vars(args).items() if name not in ("target", "draft", "prompts")}
+        print(
+            json.dumps(
+                {**about, "tokens": tokens, "versions": versions(), "machine": machine(), "rows": rows}, indent=1
+            )
+        )
+        return
+    for row in rows:
+        low, high = row["ratio_range"]
+        print(
+            f"{row['name']:28} {row['tokens_per_second']:7.1f} tokens/s  {row['ratio']:.2f} ({low:.2f} to {high:.2f})"
+        )
+
+
+def _row(name: str, tokens: int, seconds: dict[str, list[float]]) -> dict:
+    ratios = [base / ours for base, ours in zip(seconds["generate"], seconds[name], strict=True)]
+    return {
+        "name": name,
+        "tokens_per_second": tokens / statistics.median(seconds[name]),
+        "ratio": statistics.median(ratios),
+        "ratio_range": [min(ratios), max(ratios)],
+    }
+
+
+def _requests(args: argparse.Namespace, tokenizer: Tokenizer) -> list[Request]:
+    defaults = Request((), max_new_tokens=args.max_new_tokens, ignore_eos=True)
+    if args.prompts is None:
+        every = [
+            replace(defaults, prompt_ids=tokenizer.encode_chat([{"role": "user", "content": prompt}]))
+            for prompt in PROMPTS
+        ]
+    else:
+        with open_input(args.prompts) as source:
+            every = [to_request(row, tokenizer, defaults, chat=True) for row in source.rows()]
+    short = [request for request in every if len(request.prompt_ids) <= args.max_prompt_tokens]
+    count = min(args.rows, len(short))
+    return [replace(short[k * len(short) // count], request_id=None) for k in range(count)]
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target")
+    parser.add_argument("--draft")
+    parser.add_argument("--prompts")
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--rows", type=int, default=16)
+    parser.add_argument("--max-prompt-tokens", type=int, default=256)
+    parser.add_argument("--max-new-tokens", type=int, default=48)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--json", action="store_true")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
