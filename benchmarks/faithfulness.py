@@ -7,8 +7,8 @@ them evenly over those of at most `--max-prompt-tokens`. `plain-1` is target-onl
 every comparison; `plain-B` is target-only at `--batch-size`: the floor beside which every figure stands. `bsp` and
 `dsd` are the paper's broken loops (`specproof.baselines`), watched by a Probe, which names the first invariant that
 they violate. Without --draft the methods draft by prompt lookup, and the loops with a copy of the target that has
-`NOISE` on its weights. Traces are kept in `--traces`: what is there is not decoded again. Numerics are `fast`: what rounding does is the subject here; in `invariant` numerics
-all rows equal plain-1 (bit_equality.py).
+`NOISE` on its weights. Traces are kept in `--traces`: what is there is not decoded again. Numerics are `fast`, since
+what rounding does is the subject here; in `invariant` numerics all rows equal plain-1 (bit_equality.py).
 
 exact: rows equal to plain-1 / rows. partial: tokens before the first difference / tokens of plain-1. ROUGE-L: mean of
 rows. faulty, unexplained: rows / rows, as `specproof audit trace` counts them. Intervals are Wilson's at 95 %.
@@ -76,7 +76,8 @@ def main() -> None:
         about = {
             "target": Path(folder).name, "draft": args.draft and Path(args.draft).name, "dtype": args.dtype,
             "rows": len(requests), "batch_size": args.batch_size, "max_new_tokens": args.max_new_tokens,
-            "num_draft_tokens": args.num_draft_tokens, "numerics": args.numerics, "versions": versions(), "machine": machine(),
+            "num_draft_tokens": args.num_draft_tokens, "numerics": args.numerics,
+            "versions": versions(), "machine": machine(),
         }  # fmt: skip
         for verdict in verdicts.values():
             for row in verdict["findings"]:
