@@ -72,6 +72,17 @@ def test_two_swapped_rows_are_both_named_with_the_row_they_belong_to():
         assert (found.cls, found.other_row, found.index) == ("foreign-row", other, 0)
 
 
+def test_swapped_rows_that_begin_alike_are_named_too():
+    """The first token of each could come from either prompt, so the divergence is behind it."""
+    lm, traces = judge(), list(clean())
+    first = traces[2].token_ids[0]
+    mine = (first, *generate(lm, [[*traces[2].prompt_ids, first]], LIMIT - 1)[0])
+    other = (first, *generate(lm, [[*traces[5].prompt_ids, first]], LIMIT - 1)[0])
+    found = audited(spoil(spoil(traces, 2, other), 5, mine)).rows[2].finding
+    assert (found.cls, found.other_row) == ("foreign-row", "row5")
+    assert found.index >= 1
+
+
 def test_rows_that_are_swapped_in_the_middle_of_decoding_are_named():
     traces = list(clean())
     a, b = traces[2].token_ids, traces[5].token_ids

@@ -75,19 +75,20 @@ def _is_close(score: Score, noise: float) -> bool:
 
 
 def _find_foreign(lm: LM, rows: Sequence[ScoredRow], me: int, index: int, noise: float) -> int | None:
-    """The row from whose prompt and first `index` tokens the target goes on as row `me` does."""
+    """The row from whose prompt, and `index` tokens of its own or of row `me`, the target goes on as row `me` does."""
     continuation = rows[me].score.tokens[index : index + FOREIGN_TOKENS]
     if len(continuation) < LEAST_FOREIGN:
         return None
-    others = [k for k in range(len(rows)) if k != me and len(rows[k].score.tokens) >= index]
+    others = [k for k in range(len(rows)) if k != me]
     # Swapped rows are both wrong: those that are not the target's own are tried first.
     others.sort(key=lambda k: not rows[k].score.differing)
     for k in others[:FOREIGN_ROWS]:
         other = rows[k]
-        prefix = other.ids[: other.prompt_len + index]
-        if prefix == rows[me].ids[: rows[me].prompt_len + index]:
+        prompt = other.ids[: other.prompt_len]
+        if prompt == rows[me].ids[: rows[me].prompt_len]:
             continue
-        score = score_row(lm, prefix, continuation)
-        if not large_indices(score, noise):
-            return k
+        for before in {other.score.tokens[:index], rows[me].score.tokens[:index]}:  # from here on, or from the start
+            score = score_row(lm, (*prompt, *before), continuation)
+            if not large_indices(score, noise):
+                return k
     return None
