@@ -160,15 +160,8 @@ def load_model(
 
     Raises ConfigError for an unknown dtype or device, UnsupportedModelError for a model that cannot be decoded.
     """
-    if device.startswith("meta"):
-        raise ConfigError("device 'meta' holds no weights; name cpu, or cuda")
-    if dtype not in DTYPES:
-        raise ConfigError(f"dtype is {dtype!r}; known: {', '.join(DTYPES)}")
+    check_loadable(name_or_path, dtype, device if device_map is None else "cpu")
     path = Path(name_or_path).expanduser()
-    if not path.exists() and (path.is_absolute() or str(name_or_path).startswith((".", "~"))):
-        raise ConfigError(f"there is no folder {name_or_path}")
-    if path.exists() and not (path / "config.json").exists():
-        raise ConfigError(f"{path} has no config.json; a model folder as written by save_pretrained is needed")
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(
             str(path) if path.exists() else str(name_or_path),
@@ -187,9 +180,26 @@ def load_model(
     if device_map is None:
         try:
             model.to(device)
-        except (RuntimeError, AssertionError) as error:  # the latter from a PyTorch built without CUDA
+        except RuntimeError as error:  # too small for the model
             raise ConfigError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from error
     return LM(model)
+
+
+def check_loadable(name_or_path: str | Path, dtype: str, device: str) -> None:
+    """What can be told before any weights are read. Raises ConfigError for an unknown dtype, device or folder."""
+    if device.startswith("meta"):
+        raise ConfigError("device 'meta' holds no weights; name cpu, or cuda")
+    if dtype not in DTYPES:
+        raise ConfigError(f"dtype is {dtype!r}; known: {', '.join(DTYPES)}")
+    path = Path(name_or_path).expanduser()
+    if not path.exists() and (path.is_absolute() or str(name_or_path).startswith((".", "~"))):
+        raise ConfigError(f"there is no folder {name_or_path}")
+    if path.exists() and not (path / "config.json").exists():
+        raise ConfigError(f"{path} has no config.json; a model folder as written by save_pretrained is needed")
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # the latter from a PyTorch built without CUDA
+        raise ConfigError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from error
 
 
 def convert_gguf_weights(gguf: Path, out: Path) -> None:

@@ -15,6 +15,7 @@ from specproof.jobs.sidecar import sidecar_path
 from specproof.lm import load_model
 from specproof.tokenizer import Tokenizer
 
+FEW = {"prompt_token_ids": [504, 3575, 282], "token_ids": [4649, 314]}
 PROMPTS = (
     "The capital of France is", "Once upon a time, in a village by the sea,", "def add(a, b):",
     "Explain photosynthesis to a child.", "Q: What is 17 + 25?\nA:", "The three laws of motion are",
@@ -96,12 +97,14 @@ def test_text_alone_gets_no_firm_verdict_and_says_so(run, tmp_path):
     lines = [{"id": k, "prompt": p, "text": t} for k, (p, t) in enumerate(zip(PROMPTS, texts, strict=True))]
     lines[2]["text"] = "no such thing was ever said here"
     result = audit(write_lines(tmp_path / "t.jsonl", lines), "--json")
-    assert result.exit_code == 0
+    assert result.exit_code == 2
     document = json.loads(result.stdout)
+    assert document["verdict"] == "unjudged"
     assert document["counts"] == {"exact": 0, "benign": 0, "faulty": 0, "unexplained": 0, "unjudged": 8}
     assert {row["confidence"] for row in document["findings"]} == {"low"}
     assert "2" in {row["id"] for row in document["findings"]}
     assert "8 of 8 rows got no firm verdict" in result.stderr
+    assert "nothing could be judged" in result.stderr
     assert "no limit is stated" in result.stderr
 
 
@@ -112,7 +115,8 @@ def test_text_alone_gets_no_firm_verdict_and_says_so(run, tmp_path):
         ('{"id": 1, "token_ids": [1]}\n', (), "line 1: it has no prompt"),
         ('{"prompt_token_ids": [1], "token_ids": [99999999]}\n', (), "row 0: its output has id 99999999"),
         ('{"prompt_token_ids": [1], "token_ids": [1]}\n', ("--dtype", "int3"), "dtype is 'int3'"),
-        ('{"prompt_token_ids": [1], "token_ids": [1]}\n', ("--target", "."), "cannot load a tokenizer"),
+        ('{"prompt_token_ids": [1], "token_ids": [1]}\n', ("--target", "."), "has no config.json"),
+        ('{"prompt_token_ids": [1], "token_ids": [1]}\n', ("--target", "/no/such"), "there is no folder /no/such"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_status_2(smollm2_folder, tmp_path, monkeypatch, content, options, said):
@@ -122,6 +126,24 @@ def test_bad_input_is_one_line_and_exit_status_2(smollm2_folder, tmp_path, monke
     assert (result.exit_code, result.stdout) == (2, "")
     assert said in result.stderr
     assert result.stderr.startswith("specproof: ")
+
+
+def test_a_reference_of_other_rows_is_refused_and_one_of_some_rows_is_noted(run, tmp_path):
+    _, out = run
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    others = write_lines(tmp_path / "others.jsonl", [{**FEW, "id": "elsewhere"}])
+    two = write_lines(tmp_path / "two.jsonl", [{**FEW, "id": line["id"]} for line in lines[:2]])
+    candidate = write_lines(tmp_path / "c.jsonl", [{**FEW, "id": line["id"]} for line in lines[:3]])
+    refused = audit(candidate, "--reference", others)
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "no row of" in refused.stderr
+    assert "2 of 3 rows have their reference in" in audit(candidate, "--reference", two).stderr
+
+
+def test_the_plain_floor_names_the_batch_that_was_really_decoded(tmp_path, smollm2_folder):
+    result = audit(write_lines(tmp_path / "t.jsonl", [FEW]))
+    assert "1 row: " in result.stdout
+    assert "plain against plain (batch 1 and 1): " in result.stdout
 
 
 def test_the_help_of_audit_needs_no_model():

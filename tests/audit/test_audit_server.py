@@ -1,6 +1,7 @@
 """`specproof audit server` against a real server: a batch that corrupts its rows is caught, and only there."""
 
 import json
+import tempfile
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -122,11 +123,14 @@ def test_a_server_that_tells_no_ids_gets_no_firm_verdict(audit, takes_ids, form)
 
     with serve(Switches(broken, tells="nothing", takes_ids=takes_ids, encode=encode)) as url:
         result = audit(url, "--json")
-    found = document(result, 0)
+    found = document(result, 2)
+    assert [found[part]["verdict"] for part in ("alone", "concurrent")] == ["unjudged", "unjudged"]
+    assert found["verdict"] == "unjudged"
     assert found["servers"]["server"]["form"] == form
     assert found["alone"]["counts"]["unjudged"] == found["concurrent"]["counts"]["unjudged"] == 8
     assert [row["status"] for row in found["concurrent"]["findings"]].count("unjudged") >= 1
     assert "concurrent: 8 of 8 rows got no firm verdict" in result.stderr
+    assert "concurrent: nothing could be judged" in result.stderr
 
 
 def test_rows_that_fail_are_errors_of_their_own(audit):
@@ -226,3 +230,29 @@ def test_answers_are_kept_when_the_server_goes_away_in_between(audit, tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "saved" / "alone.jsonl").read_text().splitlines()]
     assert [line["id"] for line in lines] == ["p0", "p1", "p2", "p3", "p4"]
     assert all(len(line["token_ids"]) == LIMIT for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--dtype", "int3"), "dtype is 'int3'"),
+        (("--device", "cuda:99"), "device 'cuda:99' cannot be used"),
+        (("--target", "/no/such/model"), "there is no folder /no/such/model"),
+    ],
+)
+def test_the_target_is_checked_before_the_server_is_asked(audit, tmp_path, options, said):
+    switches = Switches()
+    with serve(switches) as url:
+        result = audit(url, *options)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert said in result.stderr
+    assert not switches.batches
+    assert not (tmp_path / "saved").exists()
+
+
+def test_a_server_that_cannot_be_reached_leaves_no_folder_behind(target, inputs, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    result = specproof("audit", "server", "http://127.0.0.1:9", "--prompts", inputs, "--target", target)
+    assert result.exit_code == 2
+    assert "answers are kept" not in result.stderr
+    assert not list(tmp_path.iterdir())

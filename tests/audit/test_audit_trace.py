@@ -1,11 +1,15 @@
 """Bar by bar: a clean trace is clean, and each way of spoiling it is named."""
 
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+
 import pytest
 from families import FAMILIES, VOCAB
 from subjects import LIMIT, PAD, clean, generate, judge, prompts, spoil, traces_of
 
 from specproof.audit import audit_traces
-from specproof.audit.verdict import Verdict
+from specproof.audit.junit import junit_xml
+from specproof.audit.verdict import Verdict, overall
 
 ROW = 3
 
@@ -95,6 +99,46 @@ def test_a_cut_tail_is_a_termination_and_no_divergence():
     row = only_faulty(audited(spoil(clean(), ROW, clean()[ROW].token_ids[:-4])), ROW)
     assert (row.finding, row.cls, row.termination.kind) == (None, "termination", "cut-tail")
     assert f"{LIMIT - 4} of {LIMIT}" in row.termination.message
+
+
+@pytest.mark.parametrize("reason", [None, "stop", "length"])
+def test_an_empty_row_that_the_target_does_not_end_is_cut_whatever_it_claims(reason):
+    row = only_faulty(audited(spoil(clean(), ROW, (), limit_known=False, finish_reason=reason)), ROW)
+    assert (row.finding, row.termination.kind, row.termination.index) == (None, "cut-tail", 0)
+
+
+def test_a_row_under_its_own_minimum_is_cut_even_if_its_limit_is_unknown():
+    asked = replace(clean()[ROW].request, min_new_tokens=LIMIT)
+    short = spoil(clean(), ROW, clean()[ROW].token_ids[:-4], limit_known=False, request=asked)
+    row = only_faulty(audited(short), ROW)
+    assert (row.termination.kind, f"at least {LIMIT} were asked for" in row.termination.message) == ("cut-tail", True)
+
+
+def test_a_wrong_last_token_is_no_evidence_of_its_cause():
+    tokens = clean()[ROW].token_ids
+    row = only_faulty(audited(spoil(clean(), ROW, (*tokens[:-1], (tokens[-1] + 5) % VOCAB))), ROW)
+    assert (row.cls, row.finding.signature) == ("accept-rule", "last")
+    assert "cause cannot be told" in row.finding.why
+
+
+def test_short_rows_that_are_swapped_are_not_said_to_be_out_of_sync_for_certain():
+    short = traces_of(prompts(), [trace.token_ids[:4] for trace in clean()], limit=4)
+    verdict = audited(spoil(short, 2, short[5].token_ids))
+    assert (verdict.rows[2].cls, verdict.rows[2].finding.signature) == ("lost-sync", "few")
+    assert "cannot be ruled out" in verdict.rows[2].finding.why
+
+
+def test_an_audit_that_judged_no_row_is_no_pass():
+    verdict = audited([replace(trace, from_text=True) for trace in clean()])
+    assert (verdict.outcome, verdict.passed, verdict.to_dict()["verdict"]) == ("unjudged", False, "unjudged")
+    suite = ElementTree.fromstring(junit_xml(verdict))
+    assert (suite.get("tests"), suite.get("errors"), suite.get("skipped")) == ("9", "1", "8")
+    assert suite.find("testcase/error").get("type") == "unjudged"
+    one = audited([clean()[0], *(replace(trace, error="gone") for trace in clean()[1:])])
+    assert one.outcome == "pass"
+    assert {skip.get("type") for skip in ElementTree.fromstring(junit_xml(one)).iter("skipped")} == {"error"}
+    assert overall(("pass", "unjudged")) == "unjudged"
+    assert overall(("fail", "unjudged", "pass")) == "fail"
 
 
 def test_tokens_past_the_limit_are_a_termination():

@@ -45,6 +45,8 @@ CASES = [
     (5.0, HOLD, "token-missing", "accept-rule"),
     (5.0, HOLD, "token-extra", "accept-rule"),
     (5.0, HOLD, "unchecked", "accept-rule"),
+    (5.0, HOLD, "last", "accept-rule"),
+    (5.0, HOLD, "few", "lost-sync"),
 ]
 
 

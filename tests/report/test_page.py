@@ -174,10 +174,12 @@ def test_a_verdict_without_findings_has_a_page_too(document, reference):
 
 def test_a_trace_of_which_nothing_could_be_judged_has_a_page(audit, tmp_path):
     trace, path = tmp_path / "nothing.jsonl", tmp_path / "page.html"
-    trace.write_text('{"prompt_token_ids": [1], "error": "out of memory"}\n')
+    trace.write_text('{"id": "row0", "prompt_token_ids": [1], "error": "out of memory"}\n')
     result = audit("--html", path, trace=trace)
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == 2, result.output
+    assert "NOTHING JUDGED: 1 row: 1 unjudged" in result.stdout
     page = Page(path.read_text(encoding="utf-8"))
+    assert words(page, "h1") == "NOTHING JUDGED"
     assert "Not measured: no row could be judged." in words(page, "section", id="noise")
     assert "0 of 0" in words(page, "section", id="equality")
     assert "No output: out of memory" in words(page, "article", id="row-0")

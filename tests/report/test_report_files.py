@@ -27,7 +27,7 @@ def no_model(monkeypatch):
     ("place", "said"),
     [
         ("no/such/folder/report", "No such file or directory"),
-        (".", "it is a folder"),
+        (".", "it is a folder; name a file"),
         ("file/report", "Not a directory"),
     ],
 )
@@ -35,7 +35,7 @@ def test_a_file_that_cannot_be_written_is_told_before_the_audit(audit, no_model,
     (tmp_path / "file").touch()
     result = audit(option, tmp_path / place)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr == f"specproof: cannot write {tmp_path / place}: {said}\n"
+    assert result.stderr == f"specproof: cannot write {option} {tmp_path / place}: {said}\n"
 
 
 def test_a_report_never_takes_the_place_of_what_is_read_or_of_the_other_report(audit, no_model, tmp_path):

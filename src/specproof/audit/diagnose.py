@@ -29,8 +29,16 @@ SIGNATURES = {
     "token-missing": ("accept-rule", "with the target's token put in here the rest is the target's: one was dropped"),
     "token-extra": ("accept-rule", "without this token the rest is the target's: one too many was committed"),
     "unchecked": ("accept-rule", "a token that the target does not choose, and after it all is the target's choice"),
+    "last": (
+        "accept-rule",
+        "the last token is not the target's choice; nothing follows it, so that the cause cannot be told",
+    ),
     "loop": ("text-symptom", "the row leaves the target's choices and ends in a loop"),
     "many": ("lost-sync", "several tokens by large margins: positions, mask or KV are not those of this row's tokens"),
+    "few": (
+        "lost-sync",
+        "several tokens by large margins; so few are left that another row's tokens cannot be ruled out",
+    ),
 }
 
 

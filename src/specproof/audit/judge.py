@@ -10,6 +10,7 @@ from specproof.audit.score import score_row
 from specproof.audit.structure import Termination, check_end, find_loop, judged_length
 from specproof.audit.trace_row import Trace
 from specproof.errors import InputError
+from specproof.jobs.checks import brief
 from specproof.lm import LM
 from specproof.tokenizer import Tokenizer
 
@@ -79,7 +80,7 @@ class Judge:
         for name, ids in named.items():
             bad = next((token for token in ids if not 0 <= token <= top), None)
             if bad is not None:
-                raise InputError(f"row {trace.id}: its {name} has id {bad}; the target has 0 to {top}")
+                raise InputError(f"row {trace.id}: its {name} has id {brief(bad)}; the target has 0 to {top}")
         length = len(trace.prompt_ids) + len(trace.token_ids)
         if self.lm.context is not None and length > self.lm.context:
             raise InputError(f"row {trace.id} has {length} tokens, the target's context holds {self.lm.context}")

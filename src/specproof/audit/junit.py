@@ -7,23 +7,29 @@ from specproof.audit.finding import RowVerdict
 from specproof.audit.verdict import Verdict
 from specproof.printable import printable
 
+NOTHING_JUDGED = "no row could be judged: text only, or no output"
+
 
 def junit_xml(verdict: Verdict) -> str:
-    """faulty: failure; unexplained: error; unjudged: skipped."""
-    counts = verdict.counts
+    """faulty: failure; unexplained: error; unjudged: skipped. If all are, one more case is an error: CIs pass skips."""
+    counts, nothing = verdict.counts, verdict.outcome == "unjudged"
     suite = Element(
         "testsuite",
         name="specproof audit trace",
-        tests=str(len(verdict.rows)),
+        tests=str(len(verdict.rows) + nothing),
         failures=str(counts["faulty"]),
-        errors=str(counts["unexplained"]),
+        errors=str(counts["unexplained"] + nothing),
         skipped=str(counts["unjudged"]),
     )
     for row in verdict.rows:
         case = SubElement(suite, "testcase", classname="trace", name=printable(row.id))
         tag = {"faulty": "failure", "unexplained": "error", "unjudged": "skipped"}.get(row.status)
         if tag is not None:
-            SubElement(case, tag, type=row.cls, message=printable(describe(row)))
+            kind = row.cls if row.error is None else "error"
+            SubElement(case, tag, type=kind, message=printable(describe(row)))
+    if nothing:
+        case = SubElement(suite, "testcase", classname="trace", name="any row is judged")
+        SubElement(case, "error", type="unjudged", message=NOTHING_JUDGED)
     indent(suite)
     return '<?xml version="1.0" encoding="utf-8"?>\n' + tostring(suite, encoding="unicode") + "\n"
 

@@ -29,11 +29,9 @@ class Detection:
         return self.invariant in self.caught_by
 
 
-def detect_all() -> Iterator[Detection]:
-    """Plant each fault in each method where it can happen."""
-    for name in FAULTS:
-        for method in FAULTS[name].methods:
-            yield detect(name, method)
+def places() -> list[tuple[str, str]]:
+    """(fault, method): each fault in each method where it can happen."""
+    return [(name, method) for name, fault in FAULTS.items() for method in fault.methods]
 
 
 def detect(name: str, method: str) -> Detection:
@@ -57,13 +55,15 @@ def false_alarm(needs: str, method: str, seed: int, dtype: torch.dtype, level: s
     return None if audit.clean else audit.crash or str(audit.first[0])
 
 
-def false_alarms(runs: int) -> Iterator[str]:
-    """Alarms of `runs` clean runs: seeds, models, methods and dtypes in turn, every eighth at level full."""
+def false_alarms(runs: int) -> Iterator[str | None]:
+    """The alarm of each of `runs` clean runs, None as it should be.
+
+    Seeds, models, methods and dtypes in turn, every eighth run at level full.
+    """
     methods = ("specproof", "eqspec", "exspec", "rollback")
     dtypes = (torch.float64, torch.float32, torch.bfloat16)
     for run in range(runs):
         needs, method, dtype = NEEDS[run % len(NEEDS)], methods[run // 2 % 4], dtypes[run % 3]
         level = "full" if run % 8 == 7 else "light"
         alarm = false_alarm(needs, method, run, dtype, level)
-        if alarm is not None:
-            yield f"run {run} ({needs or 'plain'}, {method}, {dtype}, {level}): {alarm}"
+        yield alarm and f"run {run} ({needs or 'plain'}, {method}, {dtype}, {level}): {alarm}"

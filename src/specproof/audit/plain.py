@@ -18,7 +18,10 @@ from specproof.reference import decode_reference
 
 @dataclass(frozen=True, slots=True)
 class PlainFloor:
-    """rows, equal: rows decoded both ways, and those that agree in every token. matched, length: tokens likewise."""
+    """batch_size: of the largest batch. rows, equal: rows decoded both ways, and those that agree in every token.
+
+    matched, length: tokens likewise.
+    """
 
     batch_size: int
     rows: int
@@ -51,7 +54,7 @@ def measure_floor(lm: LM, traces: Sequence[Trace], lengths: Sequence[int], batch
             equal += first is None
             matched += len(alone) if first is None else first
             total += len(alone)
-    return PlainFloor(batch_size, len(work), equal, matched, total)
+    return PlainFloor(min(batch_size, len(work)), len(work), equal, matched, total)
 
 
 @torch.inference_mode()

@@ -44,15 +44,16 @@ def find_signature(
             "close", f"{len(large_indices(row.score, noise))} margins, all under {CLOSE} of the median gap"
         )
     tokens = row.score.tokens
-    if index < len(tokens) - 1:
-        for name, repaired in (
-            ("token-changed", (*tokens[:index], choice, *tokens[index + 1 :])),
-            ("token-missing", (*tokens[:index], choice, *tokens[index:])),
-            ("token-extra", (*tokens[:index], *tokens[index + 1 :])),
-        ):
-            score = score_row(lm, row.ids[: row.prompt_len], repaired)
-            if not large_indices(score, noise, index):
-                return Signature(name, f"{len(repaired) - index} tokens from {index} on agree once repaired")
+    if index == len(tokens) - 1:
+        return Signature("last", "it is the row's last token")
+    for name, repaired in (
+        ("token-changed", (*tokens[:index], choice, *tokens[index + 1 :])),
+        ("token-missing", (*tokens[:index], choice, *tokens[index:])),
+        ("token-extra", (*tokens[:index], *tokens[index + 1 :])),
+    ):
+        score = score_row(lm, row.ids[: row.prompt_len], repaired)
+        if not large_indices(score, noise, index):
+            return Signature(name, f"{len(repaired) - index} tokens from {index} on agree once repaired")
     large = large_indices(row.score, noise, index)
     if len(large) == 1:
         return Signature("unchecked", f"{len(tokens) - index - 1} tokens after it agree")
@@ -60,7 +61,8 @@ def find_signature(
     if loop is not None:
         return Signature("loop", f"{loop[1]} times {loop[0]} tokens at its end; {len(large)} large margins")
     decay = "from the first token" if index == 0 else f"after {index} right tokens"
-    return Signature("many", f"{len(large)} of {len(tokens) - index} tokens from {index} on; {decay}")
+    name = "many" if len(tokens) - index >= LEAST_FOREIGN else "few"
+    return Signature(name, f"{len(large)} of {len(tokens) - index} tokens from {index} on; {decay}")
 
 
 def large_indices(score: Score, noise: float, start: int = 0) -> tuple[int, ...]:

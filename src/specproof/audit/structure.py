@@ -47,7 +47,7 @@ def check_end(
     """What is wrong with the row's end. judged: see judged_length. filler: ids that pad a finished row in a batch.
 
     wants_end: behind the last judged token the target ends the row (or is within the noise of it).
-    A row of unknown limit is not called cut unless it claims to have stopped by itself.
+    A row of unknown limit is not called cut unless it claims to have stopped by itself, is empty or under its minimum.
     """
     tokens, behind = trace.token_ids, trace.token_ids[judged:]
     room = context - len(trace.prompt_ids) if context is not None else None
@@ -61,6 +61,7 @@ def check_end(
     if _stop_string(trace, tokens[: judged - 1], decode) and decode and not trace.request.min_new_tokens:
         return Termination("after-stop", judged - 1, "the text goes on after its stop string")
     claim = (trace.finish_reason or "").lower()
+    least = trace.request.min_new_tokens
     if ended:
         if claim in ("length", "max_tokens") and judged != most:
             return Termination("wrong-reason", judged - 1, f"it ended by id {tokens[judged - 1]} and claims {claim!r}")
@@ -71,6 +72,9 @@ def check_end(
         return Termination(
             "cut-tail", judged, f"it ends after {judged} of {most} tokens with no stop, the target goes on"
         )
+    if judged < max(1, least):
+        what = f"it ends after {judged} tokens, at least {least} were asked for" if least else "it is empty"
+        return Termination("cut-tail", judged, f"{what}; the target goes on")
     if claim in ("stop", "eos"):
         return Termination(
             "cut-tail", judged, f"it claims {claim!r} after {judged} tokens; no stop, the target goes on"

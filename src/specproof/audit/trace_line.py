@@ -8,12 +8,13 @@ Known forms, told apart by their keys:
 - anything else with `prompt` and `text`.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from specproof.jobs.checks import BadLine, a_list, kind, text, whole
-from specproof.jobs.row import OVERRIDE_KEYS
+from specproof.jobs.row import OVERRIDE_KEYS, checked_rule
 
 PROMPT_ID_KEYS = ("prompt_token_ids", "prompt_ids", "input_ids")
 OUTPUT_ID_KEYS = ("token_ids", "output_token_ids", "output_ids")
@@ -47,11 +48,11 @@ def parse_trace_line(record: Mapping[str, Any]) -> TraceLine:
         id=_own_id(merged),
         prompt_ids=prompt_ids,
         prompt=None if prompt is None else text("prompt", prompt),
-        prompt_len=merged.get("prompt_len"),
+        prompt_len=whole("prompt_len", merged["prompt_len"], 0) if "prompt_len" in merged else None,
         token_ids=_ids(merged, OUTPUT_ID_KEYS),
         text=next((text(key, merged[key]) for key in TEXT_KEYS if key in merged), None),
         **_finish(merged),
-        error=merged.get("error"),
+        error=_error(merged),
         rules=_rules(merged),
     )
     if line.token_ids is None and line.text is None and line.error is None:
@@ -100,22 +101,30 @@ def _finish(record: Mapping[str, Any]) -> dict[str, Any]:
     """finish_reason and stop (the id or string that matched), from our form, vLLM's or SGLang's."""
     reason, stop = record.get("finish_reason"), record.get("stop_reason")
     if isinstance(reason, dict):
-        reason, stop = reason.get("type"), reason.get("matched", stop)
-    if stop is None and reason is not None and not isinstance(record.get("stop"), list):
+        matched = reason.get("matched", stop)
+        reason, stop = reason.get("type"), None if isinstance(matched, list) else matched
+    if stop is None and not isinstance(record.get("stop"), list):
         stop = record.get("stop")
-    return {"finish_reason": None if reason is None else str(reason), "stop": stop}
+    if stop is not None and (not isinstance(stop, str | int) or isinstance(stop, bool)):
+        raise BadLine(f"the stop that matched is {kind(stop)}; give the id or the string")
+    if stop == "":
+        raise BadLine("the stop that matched is an empty string, which would match everywhere; leave it out")
+    return {"finish_reason": None if reason is None else text("finish_reason", reason), "stop": stop}
+
+
+def _error(record: Mapping[str, Any]) -> str | None:
+    """Why there is no output. An empty one (or false) is none: the row is judged."""
+    error = record.get("error")
+    if not error:
+        return None
+    return text("error", error) if isinstance(error, str) else json.dumps(error)
 
 
 def _rules(record: Mapping[str, Any]) -> dict[str, Any]:
     """max_new_tokens (or max_tokens), min_new_tokens, stop strings, stop ids and ignore_eos that the line states."""
-    rules = {key: record[key] for key in OVERRIDE_KEYS if key in record and key != "stop"}
+    rules = {key: record[key] for key in OVERRIDE_KEYS if key in record}
+    if not isinstance(rules.get("stop"), list):
+        rules.pop("stop", None)  # what matched, see _finish
     if "max_tokens" in record:
         rules.setdefault("max_new_tokens", record["max_tokens"])
-    if isinstance(record.get("stop"), list):
-        rules["stop"] = tuple(text("stop", stop) for stop in record["stop"])
-    for key, least in (("max_new_tokens", 1), ("min_new_tokens", 0)):
-        if key in rules:
-            rules[key] = whole(key, rules[key], least)
-    if "stop_token_ids" in rules:
-        rules["stop_token_ids"] = tuple(whole("stop_token_ids", token, 0) for token in rules["stop_token_ids"])
-    return rules
+    return {key: checked_rule(key, value) for key, value in rules.items()}

@@ -6,7 +6,7 @@ from typing import Any
 
 from specproof.audit.trace_line import TraceLine
 from specproof.errors import RequestError
-from specproof.jobs.checks import BadLine
+from specproof.jobs.checks import BadLine, brief
 from specproof.jobs.inputs import TextEncoder
 from specproof.request import Request
 
@@ -45,13 +45,21 @@ def trace_of(
     """What the line and its row of the prompts say together. Raises BadLine or RequestError."""
     request = replace(request or defaults, **line.rules)
     known = known or request.max_new_tokens != UNSTATED
+    if request.min_new_tokens > request.max_new_tokens:
+        least, most = brief(request.min_new_tokens), brief(request.max_new_tokens)
+        raise BadLine(f"min_new_tokens is {least}, more than max_new_tokens {most}")
     claims = {"finish_reason": line.finish_reason, "stop": line.stop}
     if line.error is not None:
         return Trace(index, name, request, (), known, **claims, error=line.error)
     encoder = tokenizer or NoTokenizer()
     from_text = line.token_ids is None
     token_ids = line.token_ids or ()
-    prompt_ids = line.prompt_ids or tuple(request.prompt_ids)
+    prompt_ids, given = line.prompt_ids or tuple(request.prompt_ids), tuple(request.prompt_ids)
+    if given and prompt_ids != given:
+        raise BadLine(
+            f"row {name!r} has a prompt of {len(prompt_ids)} ids that is not the one of {len(given)} in the prompts; "
+            "give the input that it was made from (and --chat if it was), or leave --prompts out"
+        )
     if not prompt_ids and line.prompt is not None:
         messages = [{"role": "user", "content": line.prompt}]
         prompt_ids = tuple(encoder.encode_chat(messages) if chat else encoder.encode(line.prompt))

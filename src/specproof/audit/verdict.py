@@ -1,14 +1,16 @@
 """The verdict on a trace: counts, the measured noise, the plain floor beside it, and a finding per diverged row."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from specproof.audit.compare import rate, summarise
 from specproof.audit.finding import STATUSES, RowVerdict
 from specproof.audit.noise import Noise
 from specproof.audit.plain import PlainFloor
+
+Outcome = Literal["pass", "fail", "unjudged"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +34,22 @@ class Verdict:
         return dict(Counter(row.cls for row in self.rows if row.status != "unjudged"))
 
     @property
+    def outcome(self) -> Outcome:
+        """fail: a row is faulty or unexplained. unjudged: no row could be judged. Else pass, whatever else was not."""
+        if self.counts["faulty"] or self.counts["unexplained"]:
+            return "fail"
+        return "unjudged" if self.counts["unjudged"] == len(self.rows) else "pass"
+
+    @property
     def passed(self) -> bool:
-        """Whether no row is faulty or unexplained. Rows that could not be judged do not fail it; they are counted."""
-        return not self.counts["faulty"] and not self.counts["unexplained"]
+        """Whether rows were judged, and none of them is faulty or unexplained."""
+        return self.outcome == "pass"
 
     def to_dict(self) -> dict[str, Any]:
         judged = [row for row in self.rows if row.status != "unjudged"]
         against = [row.against for row in self.rows if row.against is not None]
         return {
-            "verdict": "pass" if self.passed else "fail",
+            "verdict": self.outcome,
             "rows": len(self.rows),
             "counts": self.counts,
             "classes": self.classes,
@@ -59,6 +68,11 @@ class Verdict:
                 if row.finding or row.termination or row.error
             ],
         }
+
+
+def overall(outcomes: Iterable[Outcome]) -> Outcome:
+    """Of several audits: the worst; one that judged nothing is worse than one that passed."""
+    return max(outcomes, key=("pass", "unjudged", "fail").index)
 
 
 def _terminations(rows: Sequence[RowVerdict]) -> dict[str, int]:

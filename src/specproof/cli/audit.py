@@ -34,7 +34,7 @@ def trace(
     dtype: Annotated[str, typer.Option(help="The audited engine's: float32, bfloat16, float16, float64.")] = "float32",
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...")] = "cpu",
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
-    num_draft_tokens: Annotated[int, typer.Option(min=0, help="K of the audited engine.")] = 5,
+    num_draft_tokens: Annotated[int, typer.Option(min=0, max=64, help="K of the audited engine.")] = 5,
     plain_rows: Annotated[int, typer.Option(min=0, help="Rows decoded anew at batch 1 and 8; 0: none.")] = 8,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     junit: Annotated[Path | None, typer.Option(help="Write JUnit XML here too.")] = None,
@@ -46,7 +46,8 @@ def trace(
     CANDIDATE is what `generate` wrote (give its input as --prompts), lines of vLLM or SGLang (`prompt_token_ids`,
     `token_ids`), Spec-Bench answers, or lines with `prompt` and `text`. Rows that are text only get no firm verdict.
 
-    Exit status: 0 if no row is faulty or unexplained, 1 if one is, 2 for bad input or options.
+    Exit status: 0 if no row is faulty or unexplained, 1 if one is, 2 for bad input or options, or if no row at all
+    could be judged.
     """
     with clear_exits():
         from specproof.cli.audit_trace import AuditJob, run_audit  # here, because it imports PyTorch
@@ -85,7 +86,7 @@ def server(
     dtype: Annotated[str, typer.Option(help="The server's: float32, bfloat16, float16, float64.")] = "float32",
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...")] = "cpu",
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
-    num_draft_tokens: Annotated[int, typer.Option(min=0, help="K of the server.")] = 5,
+    num_draft_tokens: Annotated[int, typer.Option(min=0, max=64, help="K of the server.")] = 5,
     plain_rows: Annotated[int, typer.Option(min=0, help="Rows decoded anew at batch 1 and 8; 0: none.")] = 8,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     junit: Annotated[Path | None, typer.Option(help="Write JUnit XML here too.")] = None,
@@ -97,8 +98,8 @@ def server(
     one, is taken from the environment variable SPECPROOF_API_KEY. A row that fails is an error of that row only. The
     answers are traces that `audit trace` reads.
 
-    Exit status: 0 if no row is faulty or unexplained in either mode, 1 if one is, 2 for bad input or a server that
-    cannot be used.
+    Exit status: 0 if no row is faulty or unexplained in either mode, 1 if one is, 2 for bad input, a
+    server that cannot be used, or a mode in which no row at all could be judged.
     """
     with clear_exits():
         from specproof.cli.audit_server import ServerAudit, run_server_audit  # here, because it imports PyTorch

@@ -78,10 +78,18 @@ def faults(
     Exit status: 0 if every fault is caught by its own name and no clean run raises an alarm, 1 otherwise.
     """
     with clear_exits():
-        from specproof.audit.matrix import detect_all, false_alarms  # here, because it imports PyTorch
+        from specproof.audit.matrix import detect, false_alarms, places  # here, because they import PyTorch
+        from specproof.cli.progress import progress
 
-        found = list(detect_all())
-        alarms = list(false_alarms(clean_runs))
+        found, alarms = [], []
+        with progress("planted faults", len(places()), "runs") as told:
+            for name, method in places():
+                found.append(detect(name, method))
+                told()
+        with progress("clean runs", clean_runs, "runs") as told:
+            for alarm in false_alarms(clean_runs):
+                alarms += [alarm] if alarm else []
+                told()
         if as_json:
             rows: list[dict[str, Any]] = [{**asdict(d), "caught_by_name": d.caught_by_name} for d in found]
             print(json.dumps({"faults": rows, "clean_runs": clean_runs, "false_alarms": alarms}, indent=2))

@@ -38,13 +38,14 @@ def explain(
         from specproof.audit.replay import replay_finding
         from specproof.embedded import default_model_folder
         from specproof.jobs.provenance import machine, versions
-        from specproof.lm import hide_loading_bars, load_model
+        from specproof.lm import check_loadable, hide_loading_bars, load_model
         from specproof.tokenizer import Tokenizer
 
         hide_loading_bars()
         if threads is not None:
             torch.set_num_threads(threads)
         name = target or saved.target or str(default_model_folder(_say))
+        check_loadable(name, dtype or saved.replay.dtype, device)
         tokenizer = Tokenizer.load(name, trust_remote_code=trust_remote_code)
         if dtype not in (None, saved.replay.dtype):
             _say(f"the noise was measured in {saved.replay.dtype}; in {dtype} it may be another")

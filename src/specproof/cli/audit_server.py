@@ -15,15 +15,15 @@ from specproof.audit.junit import junit_suites
 from specproof.audit.trace import audit_traces
 from specproof.audit.trace_row import Trace
 from specproof.audit.traces import read_traces
-from specproof.audit.verdict import Verdict
-from specproof.cli.audit_trace import print_verdict, shown_rate
-from specproof.cli.exits import SOME_ROWS_FAILED
-from specproof.cli.progress import answer_progress
+from specproof.audit.verdict import Outcome, Verdict, overall
+from specproof.cli.audit_trace import counted, print_verdict, shown_rate, unjudged_notes
+from specproof.cli.exits import AUDIT_EXITS
+from specproof.cli.progress import progress
 from specproof.cli.report_file import ReportFile
 from specproof.embedded import default_model_folder
 from specproof.errors import ServerError
 from specproof.jobs.provenance import machine, versions
-from specproof.lm import hide_loading_bars, load_model
+from specproof.lm import check_loadable, hide_loading_bars, load_model
 from specproof.request import Request
 from specproof.served.modes import Source, ask_in_both_modes, trace_folder
 from specproof.served.prompts import read_asks
@@ -78,13 +78,18 @@ def _run(job: ServerAudit, as_json: bool, junit: ReportFile | None) -> int:
     for source in job.sources.values():
         base_url(source.url)  # a bad one is told before anything is loaded
     name = job.target or str(default_model_folder(_say))
+    check_loadable(name, job.dtype, job.device)  # before hours of asking
     tokenizer = Tokenizer.load(name, trust_remote_code=job.trust_remote_code)
     asks = read_asks(job.prompts, tokenizer, job.defaults, job.chat)
-    folder = trace_folder(job.save)
-    _say(f"answers are kept in {folder}; specproof audit trace judges them again")
-    asking = ask_in_both_modes(job.sources, asks, job.concurrency, job.timeout, folder, answer_progress)
-    servers = asyncio.run(asking)
-    traces = _read(folder, asks.order, tokenizer)
+
+    def folder() -> Path:
+        found = trace_folder(job.save)
+        _say(f"answers are kept in {found}; specproof audit trace judges them again")
+        return found
+
+    asking = ask_in_both_modes(job.sources, asks, job.concurrency, job.timeout, folder, progress)
+    servers, saved = asyncio.run(asking)
+    traces = _read(saved, asks.order, tokenizer)
     target = load_model(name, dtype=job.dtype, device=job.device, trust_remote_code=job.trust_remote_code)
     verdicts = {}
     for mode in ("alone", "concurrent"):
@@ -103,16 +108,16 @@ def _run(job: ServerAudit, as_json: bool, junit: ReportFile | None) -> int:
     if junit is not None:
         junit.write(junit_suites(verdicts))
     if as_json:
-        where = {"saved": str(folder), "target": name}
+        where = {"saved": str(saved), "target": name}
         print(json.dumps({**_document(job, servers, verdicts, agreements), **where}, indent=2))
     else:
         _print(job, servers, verdicts, agreements, Console())
     for mode, verdict in verdicts.items():
-        if unjudged := verdict.counts["unjudged"]:
-            _say(f"{mode}: {unjudged} of {len(verdict.rows)} rows got no firm verdict (text only, or no output)")
+        for note in unjudged_notes(verdict):
+            _say(f"{mode}: {note}")
     if len(asks.asked) < job.concurrency:
-        _say(f"{len(asks.asked)} prompts: no more than that were ever asked at once")
-    return 0 if all(verdict.passed for verdict in verdicts.values()) else SOME_ROWS_FAILED
+        _say(f"{counted(len(asks.asked), 'prompt')}: no more than that were ever asked at once")
+    return AUDIT_EXITS[_overall(verdicts)]
 
 
 def _read(folder: Path, order: Any, tokenizer: Tokenizer) -> Traces:
@@ -127,11 +132,15 @@ def _read(folder: Path, order: Any, tokenizer: Tokenizer) -> Traces:
     return found
 
 
+def _overall(verdicts: dict[str, Verdict]) -> Outcome:
+    return overall(verdict.outcome for verdict in verdicts.values())
+
+
 def _document(
     job: ServerAudit, servers: dict[str, Server], verdicts: dict[str, Verdict], agreements: dict[str, Agreement]
 ) -> dict[str, Any]:
     return {
-        "verdict": "pass" if all(verdict.passed for verdict in verdicts.values()) else "fail",
+        "verdict": _overall(verdicts),
         "concurrency": job.concurrency,
         "servers": {
             name: {"url": server.url, "model": server.model, "form": server.form.name}

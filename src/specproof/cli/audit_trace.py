@@ -1,6 +1,7 @@
 """Conduct `specproof audit trace`: load, judge, say what was found."""
 
 import json
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -16,17 +17,20 @@ from rich.table import Table
 from specproof.audit.compare import wilson
 from specproof.audit.junit import describe, junit_xml
 from specproof.audit.trace import audit_traces
+from specproof.audit.trace_row import Trace
 from specproof.audit.traces import read_traces
 from specproof.audit.verdict import Verdict
-from specproof.cli.exits import SOME_ROWS_FAILED
+from specproof.cli.exits import AUDIT_EXITS
 from specproof.cli.report_file import ReportFile
 from specproof.embedded import default_model_folder
+from specproof.errors import InputError
 from specproof.jobs.provenance import machine, versions
-from specproof.lm import hide_loading_bars, load_model
+from specproof.lm import check_loadable, hide_loading_bars, load_model
 from specproof.printable import printable
 from specproof.report.page import verdict_page
 from specproof.tokenizer import Tokenizer
 
+HEADLINES = {"pass": "PASS", "fail": "FAIL", "unjudged": "NOTHING JUDGED"}
 SHOWN = 20  # rows with findings that the text report lists
 
 
@@ -69,7 +73,7 @@ def run_audit(job: AuditJob, as_json: bool, junit: Path | None, html: Path | Non
         print_verdict(verdict, Console())
     for note in about["notes"]:
         _say(note)
-    return 0 if verdict.passed else SOME_ROWS_FAILED
+    return AUDIT_EXITS[verdict.outcome]
 
 
 def _inputs(job: AuditJob) -> dict[str, str | Path]:
@@ -84,6 +88,7 @@ def _judge(job: AuditJob) -> tuple[Verdict, dict[str, Any]]:
     if job.threads is not None:
         torch.set_num_threads(job.threads)
     name = job.target or str(default_model_folder(_say))
+    check_loadable(name, job.dtype, job.device)
     tokenizer = Tokenizer.load(name, trust_remote_code=job.trust_remote_code)
 
     def read(path: Path):
@@ -91,6 +96,7 @@ def _judge(job: AuditJob) -> tuple[Verdict, dict[str, Any]]:
 
     traces = read(job.candidate)  # before the model: a bad line is told at once
     reference = None if job.reference is None else read(job.reference)
+    notes = [] if reference is None else _in_reference(job, traces, reference)
     target = load_model(name, dtype=job.dtype, device=job.device, trust_remote_code=job.trust_remote_code)
     verdict = audit_traces(
         target,
@@ -100,9 +106,7 @@ def _judge(job: AuditJob) -> tuple[Verdict, dict[str, Any]]:
         num_draft_tokens=job.num_draft_tokens,
         plain_rows=job.plain_rows,
     )
-    notes = []
-    if unjudged := verdict.counts["unjudged"]:
-        notes.append(f"{unjudged} of {len(verdict.rows)} rows got no firm verdict (text only, or no output)")
+    notes += unjudged_notes(verdict)
     if not all(trace.limit_known for trace in traces):
         notes.append("no limit is stated: a row that was cut short cannot be told; give --max-new-tokens")
     files = {given: str(path) for given, path in _inputs(job).items()}
@@ -117,11 +121,32 @@ def _judge(job: AuditJob) -> tuple[Verdict, dict[str, Any]]:
     }
 
 
+def _in_reference(job: AuditJob, traces: Sequence[Trace], reference: Sequence[Trace]) -> list[str]:
+    """A note where not every row has its reference. Raises InputError if none has."""
+    theirs = {trace.id for trace in reference if trace.error is None}
+    shared = sum(trace.id in theirs for trace in traces)
+    if not shared:
+        raise InputError(f"no row of {job.candidate} has an output in {job.reference}; rows are matched by id")
+    if shared == len(traces):
+        return []
+    return [f"{shared} of {counted(len(traces), 'row')} have their reference in {job.reference}"]
+
+
+def unjudged_notes(verdict: Verdict) -> list[str]:
+    """What the reader must know of rows without a firm verdict."""
+    unjudged = verdict.counts["unjudged"]
+    if not unjudged:
+        return []
+    notes = [f"{unjudged} of {counted(len(verdict.rows), 'row')} got no firm verdict (text only, or no output)"]
+    if verdict.outcome == "unjudged":
+        notes.append("nothing could be judged, so this is no pass; give the engine's own token ids")
+    return notes
+
+
 def print_verdict(verdict: Verdict, console: Console, name: str = "") -> None:
     """The verdict as text. name: what was audited and a colon, where there is more than one verdict."""
     counts = ", ".join(f"{count} {status}" for status, count in verdict.counts.items() if count)
-    passed = "PASS" if verdict.passed else "FAIL"
-    console.print(f"{name}{passed}: {len(verdict.rows)} rows: {counts}", highlight=False)
+    console.print(f"{name}{HEADLINES[verdict.outcome]}: {counted(len(verdict.rows), 'row')}: {counts}", highlight=False)
     if (noise := verdict.noise) is not None:
         console.print(
             f"noise ({verdict.dtype}): {noise.threshold:.3g} logits, from {sum(map(len, noise.samples.values()))} "
@@ -150,7 +175,12 @@ def print_verdict(verdict: Verdict, console: Console, name: str = "") -> None:
             table.add_row(escape(printable(row.id)), row.status, cls, escape(printable(describe(row))))
         console.print(table)
     if len(told) > SHOWN:
-        console.print(f"and {len(told) - SHOWN} more rows; --json has them all", highlight=False)
+        console.print(f"and {len(told) - SHOWN} more; --json has them all", highlight=False)
+
+
+def counted(count: int, noun: str) -> str:
+    """A number and its noun."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def shown_rate(hits: int, trials: int) -> str:

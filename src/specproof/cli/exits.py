@@ -12,6 +12,8 @@ from specproof.errors import SpecproofError
 
 SOME_ROWS_FAILED, BAD_INPUT, INTERRUPTED, PIPE_CLOSED = 1, 2, 130, 141
 
+AUDIT_EXITS = {"pass": 0, "fail": SOME_ROWS_FAILED, "unjudged": BAD_INPUT}  # by the outcome of an audit
+
 
 @contextmanager
 def clear_exits() -> Iterator[None]:

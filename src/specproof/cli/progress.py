@@ -40,21 +40,21 @@ class RowProgress:
 
 
 @contextmanager
-def answer_progress(name: str, num_rows: int) -> Iterator[Callable[[], None]]:
-    """Yields what is called for each answer of a server. name: of what is being asked."""
-    with _bar() as bar:
-        task = bar.add_task(name, total=num_rows, rates="")
+def progress(name: str, total: int, unit: str = "rows") -> Iterator[Callable[[], None]]:
+    """Yields what is called for each of `total` parts that is done. name: of what is being done."""
+    with _bar(unit=unit) as bar:
+        task = bar.add_task(name, total=total, rates="")
         yield lambda: bar.advance(task)
 
 
-def _bar(hidden: bool = False) -> Progress:
+def _bar(hidden: bool = False, unit: str = "rows") -> Progress:
     """Shown if stderr is a terminal."""
     console = Console(stderr=True)
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("rows{task.fields[rates]}"),
+        TextColumn(unit + "{task.fields[rates]}"),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
         console=console,

@@ -16,7 +16,7 @@ class ReportFile:
     """
 
     def __init__(self, path: Path, option: str, others: dict[str, Path]) -> None:
-        self._path, self._shown = path.resolve(), path
+        self._path, self._shown, self._option = path.resolve(), path, option
         for name, other in others.items():
             if other.resolve() == self._path:
                 raise ResultsError(f"{option} {path} is also {name}; name another file")
@@ -24,7 +24,7 @@ class ReportFile:
         self._beside = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         try:
             if self._path.is_dir():
-                raise IsADirectoryError(None, "it is a folder")
+                raise IsADirectoryError(None, "it is a folder; name a file")
             if self._path.exists() and not os.access(self._path, os.W_OK):
                 raise PermissionError(None, "it may not be written")
             if not self._special:
@@ -52,4 +52,4 @@ class ReportFile:
             raise self._cannot_write(error) from error
 
     def _cannot_write(self, error: OSError) -> ResultsError:
-        return ResultsError(f"cannot write {self._shown}: {error.strerror}")
+        return ResultsError(f"cannot write {self._option} {self._shown}: {error.strerror}")

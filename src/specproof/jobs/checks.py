@@ -2,6 +2,8 @@
 
 from typing import Any
 
+SHOWN_DIGITS = 24
+
 
 class BadLine(ValueError):
     """What is wrong with a line, and what to do."""
@@ -25,9 +27,15 @@ def a_list(name: str, value: Any) -> list[Any]:
 
 def whole(name: str, value: Any, least: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        shown = value if isinstance(value, int | float) else kind(value)
+        shown = brief(value) if isinstance(value, int | float) else kind(value)
         raise BadLine(f"{name} is {shown}; give a whole number of at least {least}")
     return value
+
+
+def brief(value: float) -> str:
+    """A number as an error shows it: one of many digits by how many they are."""
+    text = str(value)
+    return text if len(text) <= SHOWN_DIGITS else f"a number of {len(text.lstrip('-'))} digits"
 
 
 def kind(value: Any) -> str:

@@ -134,10 +134,11 @@ def _message(name: str, value: Any) -> dict[str, str]:
 
 
 def _overrides(record: dict[str, Any]) -> dict[str, Any]:
-    return {key: _override(key, record[key]) for key in OVERRIDE_KEYS if key in record}
+    return {key: checked_rule(key, record[key]) for key in OVERRIDE_KEYS if key in record}
 
 
-def _override(key: str, value: Any) -> Any:
+def checked_rule(key: str, value: Any) -> Any:
+    """The value of one of OVERRIDE_KEYS, as `Request` has it. Raises BadLine."""
     if key in ("max_new_tokens", "min_new_tokens"):
         return whole(key, value, 1 if key == "max_new_tokens" else 0)
     if key == "ignore_eos":

@@ -25,25 +25,28 @@ class Source:
 
 
 async def ask_in_both_modes(
-    sources: Mapping[str, Source], asks: Asks, concurrency: int, timeout: float, folder: Path, progress: Progress
-) -> dict[str, Server]:
+    sources: Mapping[str, Source], asks: Asks, concurrency: int, timeout: float, folder: Callable[[], Path],
+    progress: Progress,
+) -> tuple[dict[str, Server], Path]:  # fmt: skip
     """Write <prefix>alone.jsonl and <prefix>concurrent.jsonl for each source, one mode after the other.
 
-    All servers are found before the first is asked. Raises ServerError for one that cannot be used or has gone,
-    ResultsError if a line cannot be written. However it ends, answers that have come stand in `folder`.
+    All servers are found before the first is asked, and before `folder` is called, which tells where to write. Raises
+    ServerError for one that cannot be used or has gone, ResultsError if a line cannot be written. However it ends,
+    answers that have come stand in that folder. Returns the servers and the folder.
     """
     async with open_client(timeout, concurrency) as client:
         servers = {
             name: await find_server(client, source.url, source.model, asks.asked) for name, source in sources.items()
         }
+        where = folder()
         for name, source in sources.items():
             for mode, at_once in (("alone", 1), ("concurrent", concurrency)):
                 trace = source.prefix + mode
-                out = folder / f"{trace}.jsonl"
+                out = where / f"{trace}.jsonl"
                 out.write_text("".join(to_line(line) + "\n" for line in asks.refused), encoding="utf-8")
                 with progress(trace, len(asks.asked)) as told:
                     await collect(client, servers[name], asks.asked, at_once, out, told)
-    return servers
+    return servers, where
 
 
 def trace_folder(save: Path | None) -> Path:
