@@ -11,7 +11,8 @@ they violate. Without --draft the methods draft by prompt lookup, and the loops 
 what rounding does is the subject here; in `invariant` numerics all rows equal plain-1 (bit_equality.py).
 
 exact: rows equal to plain-1 / rows. partial: tokens before the first difference / tokens of plain-1. ROUGE-L: mean of
-rows. faulty, unexplained: rows / rows, as `specproof audit trace` counts them. Intervals are Wilson's at 95 %.
+rows. Statuses and classes are of rows, as `specproof audit trace` counts them; rows that several methods share are
+judged once, and the noise is that of all of them. Intervals are Wilson's at 95 %.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import copy
 import json
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,9 @@ import torch
 
 from specproof import Engine, EngineConfig, Request
 from specproof.audit import Probe, audit_traces
-from specproof.audit.compare import wilson
+from specproof.audit.compare import first_difference, rate, rouge_l
+from specproof.audit.finding import RowVerdict
+from specproof.audit.trace_row import Trace
 from specproof.audit.traces import read_traces
 from specproof.baselines import Bsp, Dsd
 from specproof.drafters import PromptLookup
@@ -63,26 +67,59 @@ def main() -> None:
             _write(_path(args, name), requests, *decode(name, target, draft, requests, args))
     if args.decode_only:
         return
-    reference = read_traces(_path(args, "plain-1"), tokenizer)
-    verdicts = {}
+    traces = {name: read_traces(_path(args, name), tokenizer) for name in args.methods}
+    distinct = _distinct(traces)
+    _say(f"judging {len(distinct)} distinct rows")
+    rows = [replace(named[0][1], index=k, id=str(k)) for k, named in enumerate(distinct)]
+    verdict = audit_traces(target, rows, tokenizer, num_draft_tokens=args.num_draft_tokens, plain_rows=0)
+    judged = {(name, trace.id): row for named, row in zip(distinct, verdict.rows, strict=True) for name, trace in named}
+    reference = {trace.id: trace.token_ids for trace in traces["plain-1"]}
+    methods = {}
     for name in args.methods:
-        traces = read_traces(_path(args, name), tokenizer)
-        verdict = audit_traces(
-            target, traces, tokenizer, reference=reference, num_draft_tokens=args.num_draft_tokens, plain_rows=0
-        ).to_dict()
-        verdicts[name] = {**verdict, "first_violations": _violations(_path(args, name))}
-        _say(_line(name, verdicts[name]))
+        methods[name] = {
+            **_against([(trace.token_ids, reference[trace.id]) for trace in traces[name]], tokenizer),
+            "counts": dict(Counter(judged[name, trace.id].status for trace in traces[name])),
+            "classes": dict(Counter(judged[name, trace.id].cls for trace in traces[name])),
+            "first_violations": _violations(_path(args, name)),
+        }
+        _say(_line(name, methods[name]))
     if args.json:
         about = {
             "target": Path(folder).name, "draft": args.draft and Path(args.draft).name, "dtype": args.dtype,
             "rows": len(requests), "batch_size": args.batch_size, "max_new_tokens": args.max_new_tokens,
             "num_draft_tokens": args.num_draft_tokens, "numerics": args.numerics,
-            "versions": versions(), "machine": machine(),
+            "versions": versions(), "machine": machine(), "distinct_rows": len(distinct),
         }  # fmt: skip
-        for verdict in verdicts.values():
-            for row in verdict["findings"]:
-                (row["finding"] or {}).pop("prefix_ids", None)  # the traces have them
-        print(json.dumps({**about, "methods": verdicts}, indent=1))
+        noise = verdict.noise.to_dict() if verdict.noise else None
+        print(json.dumps({**about, "noise": noise, "methods": methods, "findings": _findings(judged)}, indent=1))
+
+
+def _distinct(traces: dict[str, list[Trace]]) -> list[list[tuple[str, Trace]]]:
+    """Rows of all methods, those with the same prompt and output together: they are judged once."""
+    found: dict[tuple, list[tuple[str, Trace]]] = {}
+    for name, rows in traces.items():
+        for trace in rows:
+            found.setdefault((trace.prompt_ids, trace.token_ids), []).append((name, trace))
+    return list(found.values())
+
+
+def _against(pairs: list[tuple[tuple[int, ...], tuple[int, ...]]], tokenizer: Tokenizer) -> dict[str, Any]:
+    """Of (candidate, reference) pairs."""
+    firsts = [(first_difference(ours, theirs), len(theirs)) for ours, theirs in pairs]
+    matched = sum(length if first is None else first for first, length in firsts)
+    return {
+        "exact_match": rate(sum(first is None for first, _ in firsts), len(pairs)),
+        "partial_match": rate(matched, sum(length for _, length in firsts)),
+        "rouge_l": sum(rouge_l(ours, theirs, tokenizer.decode) for ours, theirs in pairs) / len(pairs),
+    }
+
+
+def _findings(judged: dict[tuple[str, str], RowVerdict]) -> list[dict[str, Any]]:
+    return [
+        {"method": name, "id": row, "class": found.cls, "index": found.finding.index, "margin": found.finding.margin}
+        for (name, row), found in judged.items()
+        if found.finding is not None
+    ]
 
 
 def _decode(
@@ -165,15 +202,13 @@ def _violations(path: Path) -> dict[str, int] | None:
     return json.loads(beside.read_text()) if beside.exists() else None
 
 
-def _line(name: str, verdict: dict[str, Any]) -> str:
-    counts, reference = verdict["counts"], verdict["reference"]
-    exact, partial = reference["exact_match"], reference["partial_match"]
-    low, high = wilson(exact["hits"], exact["n"]) or (0.0, 1.0)
-    named = verdict["first_violations"]
+def _line(name: str, found: dict[str, Any]) -> str:
+    exact, partial, named = found["exact_match"], found["partial_match"], found["first_violations"]
+    low, high = exact["wilson95"]
     return (
         f"{name:9}  exact {exact['hits']} of {exact['n']} ({low:.0%} to {high:.0%})  partial {partial['rate']:.1%}  "
-        f"ROUGE-L {reference['rouge_l']:.3f}  benign {counts['benign']}  faulty {counts['faulty']}  "
-        f"unexplained {counts['unexplained']}  {verdict['classes']}" + (f"  named first: {named}" if named else "")
+        f"ROUGE-L {found['rouge_l']:.3f}  {found['counts']}  {found['classes']}"
+        + (f"  named first: {named}" if named else "")
     )
 
 
