@@ -16,7 +16,7 @@ from transformers.utils import logging as transformers_logging
 
 from specproof.errors import ConfigError, UnsupportedModelError
 from specproof.kv.transformers_cache import ATTENTION_NAME, StepCache
-from specproof.numerics.packed import arrange, unpack
+from specproof.numerics.packed import PackedLinear, arrange, unpack
 
 HFModel = PreTrainedModel
 
@@ -56,7 +56,8 @@ class LM:
         config = model.config.get_text_config(decoder=True)
         self.family: str = model.config.model_type
         head: Any = model.get_output_embeddings()
-        self.vocab_size: int = getattr(head, "out_features", None) or head.weight.shape[0]
+        packed = isinstance(head, PackedLinear)
+        self.vocab_size = head.out_features if packed else head.get_parameter("weight").shape[0]
         self.context = _context(config)
         self.bos_id: int | None = getattr(config, "bos_token_id", None)
         self.eos_ids = frozenset(token for token in _eos_ids(model) if 0 <= token < self.vocab_size)
