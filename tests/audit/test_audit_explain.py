@@ -71,6 +71,20 @@ def test_a_foreign_row_is_found_again_because_the_other_row_is_saved_too(spoilt,
     assert "alone, fresh cache" in result.stdout
 
 
+def test_a_foreign_row_is_found_again_even_if_the_other_row_ends_before_the_divergence(target, tmp_path):
+    lm, traces = judge(), clean()
+    first = traces[2].token_ids[0]  # both rows begin with it, so that row 2 diverges later
+    other = (first, *generate(lm, [[*traces[5].prompt_ids, first]], 23)[0])
+    document = verdict(spoil(spoil(traces, 2, other), 5, (first,))).to_dict()
+    (row,) = [row for row in document["findings"] if row["id"] == "row2"]
+    index, kept = row["finding"]["index"], row["finding"]["replay"]["other_ids"]
+    assert index > 1
+    assert (row["class"], row["finding"]["other_row"]) == ("foreign-row", "row5")
+    assert tuple(kept) == (*traces[5].prompt_ids, *other[:index])
+    result = explain(save(tmp_path / "v.json", document), "--row", "row2", "--target", target)
+    assert "reproduced: the same choice, the same class" in result.stdout, result.output
+
+
 def closest(lm) -> tuple[list, int]:
     """A row that ends in the runner-up of the closest choice of all, as an engine might have rounded it; its index."""
     traces = traces_of(prompts(), generate(lm, prompts()))

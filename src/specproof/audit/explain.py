@@ -6,40 +6,40 @@ from specproof.audit.controls import Controls
 from specproof.audit.diagnose import BENIGN, Evidence, decide
 from specproof.audit.finding import Finding, Replay
 from specproof.audit.group import JudgedRow
+from specproof.audit.judge import Judge
 from specproof.audit.noise import last_place
 from specproof.audit.signature import find_signature, large_indices
-from specproof.lm import LM
-from specproof.tokenizer import Tokenizer
+from specproof.audit.trace_row import Trace
 
 TEXT_AROUND = 12  # tokens shown before and after a divergence
 
 
 class Explainer:
-    """symbols: pad, unk and BOS ids, named. width: K + 1 of the audited engine."""
+    """Of one run. judged, names: its rows. noise: its threshold, in logits. width: K + 1 of the audited engine."""
 
-    def __init__(self, lm: LM, tokenizer: Tokenizer | None, width: int, symbols: dict[int, str]) -> None:
-        self._lm, self._tokenizer, self._symbols = lm, tokenizer, symbols
-        self._controls, self._width = Controls(lm, width), width
+    def __init__(
+        self, judge: Judge, judged: Sequence[JudgedRow], names: Sequence[str], noise: float, width: int
+    ) -> None:
+        self._judge, self._judged, self._names, self._noise, self._width = judge, judged, names, noise, width
+        self._rows = [one.row for one in judged]
+        self._controls, self._symbols = Controls(judge.lm, width), judge.symbols
 
-    def explain(
-        self, judged: Sequence[JudgedRow], names: Sequence[str], me: int, noise: float, end_ids: frozenset[int],
-        min_new_tokens: int = 0,
-    ) -> Finding | None:  # fmt: skip
+    def explain(self, me: int, trace: Trace) -> Finding | None:
         """The gravest divergence of row `me`: its first large margin, else its largest one; None if there is none."""
-        rows = [one.row for one in judged]
-        row, score = rows[me], rows[me].score
-        if not score.differing:
+        lm, noise, end_ids = self._judge.lm, self._noise, self._judge.ends(trace)
+        row, score = self._rows[me], self._rows[me].score
+        differing, large = score.differing, large_indices(score, noise)
+        place = self._judged[me].place  # of the largest, if there is any
+        if not differing or place is None:
             return None
-        large = large_indices(score, noise)
-        index = large[0] if large else max(score.differing, key=lambda i: (score.margins[i], -i))
-        margin, step = score.margins[index], last_place(self._lm, score.tops[index])
-        known = margin and index == judged[me].place  # equal logits need no control
-        controls: dict[str, float | None] = dict(judged[me].controls) if known else {}
-        signature = find_signature(self._lm, rows, me, index, noise, end_ids, self._symbols) if large else None
-        other = None if signature is None or signature.row is None else rows[signature.row]
+        index = large[0] if large else place
+        margin, step = score.margins[index], last_place(lm, score.tops[index])
+        # Equal logits need no control.
+        controls: dict[str, float | None] = dict(self._judged[me].controls) if margin and index == place else {}
+        signature = find_signature(lm, self._rows, me, index, noise, end_ids, self._symbols) if large else None
         cls, why = decide(Evidence(margin, noise, controls, signature and signature.name, step))
         if cls not in BENIGN:  # only then are the dear controls worth their price
-            controls |= self._controls.run(row, index, rows)
+            controls |= self._controls.run(row, index, self._rows)
             cls, why = decide(Evidence(margin, noise, controls, signature and signature.name, step))
         return Finding(
             index=index,
@@ -49,29 +49,29 @@ class Explainer:
             noise=noise,
             cls=cls,
             why=why,
-            differing=len(score.differing),
-            first=score.differing[0],
+            differing=len(differing),
+            first=differing[0],
             step=step,
             controls=controls,
             signature=signature and signature.name,
             detail=signature and signature.detail,
-            other_row=None if signature is None or signature.row is None else names[signature.row],
+            other_row=None if signature is None or signature.row is None else self._names[signature.row],
             **self._texts(score.tokens, index, score.choices[index]),
             prefix_ids=row.ids[: row.prompt_len + index],
             replay=Replay(
-                dtype=self._lm.dtype_name,
+                dtype=lm.dtype_name,
                 width=self._width,
                 rest=score.tokens[index:],
                 end_ids=tuple(sorted(end_ids)),
-                min_new_tokens=min_new_tokens,
-                other_ids=None if other is None else other.ids[: other.prompt_len + index],
+                min_new_tokens=trace.request.min_new_tokens,
+                other_ids=signature and signature.prefix,
             ),
         )
 
     def _texts(self, tokens: Sequence[int], index: int, choice: int) -> dict[str, str]:
-        if self._tokenizer is None:
+        if self._judge.tokenizer is None:
             return {}
-        decode, behind = self._tokenizer.decode, index + 1
+        decode, behind = self._judge.tokenizer.decode, index + 1
         return {
             "token_text": decode([tokens[index]]),
             "choice_text": decode([choice]),

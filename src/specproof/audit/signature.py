@@ -17,11 +17,16 @@ CLOSE = 0.25  # of the row's median top-2 gap: lost synchronisation does not cho
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """name: a key of diagnose.SIGNATURES. detail: what was seen. row: the other row, by its place among the rows."""
+    """name: a key of diagnose.SIGNATURES. detail: what was seen.
+
+    row: the other row, by its place among the rows. prefix: its prompt and the output behind it, from which the target
+    goes on as the row does; so many tokens of output as the row has before its divergence.
+    """
 
     name: str
     detail: str
     row: int | None = None
+    prefix: tuple[int, ...] | None = None
 
 
 def find_signature(
@@ -33,8 +38,8 @@ def find_signature(
     token, choice = row.score.tokens[index], row.score.choices[index]
     foreign = _find_foreign(lm, rows, me, index, noise)
     if foreign is not None:
-        place = f"tokens {index} on follow from row {foreign}'s prompt and output"
-        return Signature("foreign", place, foreign)
+        other, prefix = foreign
+        return Signature("foreign", f"tokens {index} on follow from row {other}'s prompt and output", other, prefix)
     if (token in end_ids) != (choice in end_ids):
         return Signature("stop", "the row stops early" if token in end_ids else "the row does not stop")
     if token in symbols:
@@ -76,8 +81,13 @@ def _is_close(score: Score, noise: float) -> bool:
     return all(score.margins[i] <= bound for i in large_indices(score, noise))
 
 
-def _find_foreign(lm: LM, rows: Sequence[ScoredRow], me: int, index: int, noise: float) -> int | None:
-    """The row from whose prompt, and `index` tokens of its own or of row `me`, the target goes on as row `me` does."""
+def _find_foreign(
+    lm: LM, rows: Sequence[ScoredRow], me: int, index: int, noise: float
+) -> tuple[int, tuple[int, ...]] | None:
+    """The row from whose prompt, with `index` tokens of its own or of row `me`, the target goes on as row `me` does.
+
+    And that prompt with those tokens.
+    """
     continuation = rows[me].score.tokens[index : index + FOREIGN_TOKENS]
     if len(continuation) < LEAST_FOREIGN:
         return None
@@ -89,8 +99,10 @@ def _find_foreign(lm: LM, rows: Sequence[ScoredRow], me: int, index: int, noise:
         prompt = other.ids[: other.prompt_len]
         if prompt == rows[me].ids[: rows[me].prompt_len]:
             continue
-        for before in {other.score.tokens[:index], rows[me].score.tokens[:index]}:  # from here on, or from the start
-            score = score_row(lm, (*prompt, *before), continuation)
+        # Swapped from here on, or from the start.
+        starts = dict.fromkeys((other.score.tokens[:index], rows[me].score.tokens[:index]))
+        for prefix in ((*prompt, *start) for start in starts if len(start) == index):
+            score = score_row(lm, prefix, continuation)
             if not large_indices(score, noise):
-                return k
+                return k, prefix
     return None

@@ -36,7 +36,7 @@ def audit_traces(
     width, names = num_draft_tokens + 1, [trace.id for trace in judged]
     rows, noise = _judge(judge, judged, width)
     threshold = noise.threshold if noise else 0.0
-    explainer = Explainer(lm, tokenizer, width, judge.symbols)
+    explainer = Explainer(judge, rows, names, threshold, width)
     references = {trace.id: trace for trace in reference or () if trace.error is None}
     verdicts = []
     for k, (trace, row) in enumerate(zip(judged, rows, strict=True)):
@@ -46,7 +46,7 @@ def audit_traces(
                 id=trace.id,
                 num_tokens=len(row.row.score.tokens),
                 confident=not trace.from_text,
-                finding=explainer.explain(rows, names, k, threshold, judge.ends(trace), trace.request.min_new_tokens),
+                finding=explainer.explain(k, trace),
                 termination=termination,
                 symptoms=judge.symptoms(row.row),
                 padded=0 if termination else len(trace.token_ids) - len(row.row.score.tokens),
