@@ -31,7 +31,7 @@ def test_a_left_padded_batch_by_transformers_audits_clean_in_every_family(family
     verdict = audit_traces(judge(family), clean(family), plain_rows=8)
     assert verdict.counts["exact"] == 8, verdict.to_dict()
     assert verdict.passed
-    assert (verdict.floor.equal, verdict.floor.rows) == (8, 8)
+    assert (verdict.floor.found.equal, verdict.floor.found.rows) == (8, 8)
     assert verdict.noise.threshold < 1e-9
     assert verdict.noise.positions == 8 * LIMIT
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from specproof.audit.compare import first_difference, rate
+from specproof.audit.agreement import Agreement, agreement
 from specproof.audit.score import first_choice
+from specproof.audit.shapes import left_padded
 from specproof.audit.trace_row import Trace
 from specproof.lm import LM
 from specproof.reference import decode_reference
@@ -18,23 +19,13 @@ from specproof.reference import decode_reference
 
 @dataclass(frozen=True, slots=True)
 class PlainFloor:
-    """batch_size: of the largest batch. rows, equal: rows decoded both ways, and those that agree in every token.
-
-    matched, length: tokens likewise.
-    """
+    """found: how far batch `batch_size` agrees with batch 1."""
 
     batch_size: int
-    rows: int
-    equal: int
-    matched: int
-    length: int
+    found: Agreement
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "batch_size": self.batch_size,
-            "exact_match": rate(self.equal, self.rows),
-            "partial_match": rate(self.matched, self.length),
-        }
+        return {"batch_size": self.batch_size, **self.found.to_dict()}
 
 
 def measure_floor(lm: LM, traces: Sequence[Trace], lengths: Sequence[int], batch_size: int) -> PlainFloor | None:
@@ -42,7 +33,7 @@ def measure_floor(lm: LM, traces: Sequence[Trace], lengths: Sequence[int], batch
     work = [(trace, length) for trace, length in zip(traces, lengths, strict=True) if length]
     if not work:
         return None
-    equal = matched = total = 0
+    pairs = []
     for at in range(0, len(work), batch_size):
         part = work[at : at + batch_size]
         prompts = [trace.prompt_ids for trace, _ in part]
@@ -50,22 +41,16 @@ def measure_floor(lm: LM, traces: Sequence[Trace], lengths: Sequence[int], batch
         for (trace, length), batched in zip(part, together, strict=True):
             request = replace(trace.request, max_new_tokens=length, min_new_tokens=0, stop=(), request_id=None)
             alone = decode_reference(lm, request).token_ids
-            first = first_difference(alone, batched[: len(alone)])
-            equal += first is None
-            matched += len(alone) if first is None else first
-            total += len(alone)
-    return PlainFloor(min(batch_size, len(work)), len(work), equal, matched, total)
+            pairs.append((batched[: len(alone)], alone))
+    return PlainFloor(min(batch_size, len(work)), agreement(pairs))
 
 
 @torch.inference_mode()
 def _decode_batch(lm: LM, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
     """Greedy, left-padded, `count` tokens of every row: what follows a stop is cut by whoever compares."""
-    longest, device = max(map(len, prompts)), lm.device
-    ids = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts], device=device)
-    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
-    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    ids, mask, positions = left_padded(prompts, lm.device)
     state: object = None
-    columns = torch.tensor([longest - 1], device=device)
+    columns = torch.tensor([ids.shape[1] - 1], device=lm.device)
     found = []
     for _ in range(count):
         logits, state = lm.plain_forward(ids, state, columns, mask, positions)
@@ -73,5 +58,5 @@ def _decode_batch(lm: LM, prompts: Sequence[Sequence[int]], count: int) -> list[
         found.append(ids[:, 0].tolist())
         mask = torch.cat([mask, mask.new_ones(len(prompts), 1)], dim=1)
         positions = positions[:, -1:] + 1
-        columns = torch.tensor([0], device=device)
+        columns = torch.tensor([0], device=lm.device)
     return [list(row) for row in zip(*found, strict=True)]

@@ -42,11 +42,9 @@ def in_batch(lm: LM, rows: Sequence[Sequence[int]], starts: Sequence[int], count
 
     -> (B, count, V). Every row needs start + count ids.
     """
-    longest, device = max(starts), lm.device
-    ids = [[0] * (longest - start) + list(row[:start]) for row, start in zip(rows, starts, strict=True)]
-    mask = torch.tensor([[0] * (longest - start) + [1] * start for start in starts], device=device)
-    positions = (mask.cumsum(1) - 1).clamp(min=0)
-    _, state = lm.plain_forward(torch.tensor(ids, device=device), None, _last(lm, longest), mask, positions)
+    device = lm.device
+    ids, mask, positions = left_padded([row[:start] for row, start in zip(rows, starts, strict=True)], device)
+    _, state = lm.plain_forward(ids, None, _last(lm, max(starts)), mask, positions)
     found = []
     for step in range(count):
         feed = torch.tensor([[row[start + step]] for row, start in zip(rows, starts, strict=True)], device=device)
@@ -55,6 +53,14 @@ def in_batch(lm: LM, rows: Sequence[Sequence[int]], starts: Sequence[int], count
         logits, state = lm.plain_forward(feed, state, None, mask, positions)
         found.append(logits[:, -1])
     return torch.stack(found, dim=1)
+
+
+def left_padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """ids, mask (1 at tokens) and position ids of rows that end at one column, each (B, longest)."""
+    longest = max(map(len, rows))
+    ids = torch.tensor([[0] * (longest - len(row)) + list(row) for row in rows], device=device)
+    mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows], device=device)
+    return ids, mask, (mask.cumsum(1) - 1).clamp(min=0)
 
 
 def one_precision_up(lm: LM) -> LM | None:
