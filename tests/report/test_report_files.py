@@ -18,8 +18,8 @@ def no_model(monkeypatch):
     def load(*_, **__):
         raise AssertionError("the model was loaded before the report's file was tried")
 
-    monkeypatch.setattr("specproof.cli.audit_trace.load_model", load)
-    monkeypatch.setattr("specproof.cli.audit_trace.Tokenizer.load", load)
+    monkeypatch.setattr("specproof.cli.judge.load_model", load)
+    monkeypatch.setattr("specproof.cli.judge.Tokenizer.load", load)
 
 
 @pytest.mark.parametrize("option", ["--html", "--junit"])

@@ -8,6 +8,7 @@ import typer
 from specproof.cli.audit_engine import engine, faults
 from specproof.cli.audit_explain import explain
 from specproof.cli.exits import clear_exits
+from specproof.cli.options import AsJson, Chat, Device, Junit, PlainRows, Target, Threads, TrustRemoteCode
 from specproof.request import Request
 
 audit = typer.Typer(help="Judge output by its target, and explain every difference.", no_args_is_help=True)
@@ -26,20 +27,20 @@ audit.command()(explain)
 @audit.command()
 def trace(
     candidate: Annotated[Path, typer.Argument(metavar="CANDIDATE", help="Output of any engine, a JSON line per row.")],
-    target: Annotated[str | None, typer.Option(help="Folder or hub name. (default: the embedded SmolLM2)")] = None,
+    target: Target = None,
     reference: Annotated[Path | None, typer.Option(help="Output of a reference run, to compare with.")] = None,
     prompts: Annotated[str | None, typer.Option(help="The input, where CANDIDATE holds no prompts.")] = None,
     max_new_tokens: Annotated[int | None, typer.Option(min=1, help="The limit, where no row states it.")] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Prompts were user messages in the chat template.")] = False,
     dtype: Annotated[str, typer.Option(help="The audited engine's: float32, bfloat16, float16, float64.")] = "float32",
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...")] = "cpu",
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
+    device: Device = "cpu",
+    threads: Threads = None,
     num_draft_tokens: Annotated[int, typer.Option(min=0, max=64, help="K of the audited engine.")] = 5,
-    plain_rows: Annotated[int, typer.Option(min=0, help="Rows decoded anew at batch 1 and 8; 0: none.")] = 8,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
-    junit: Annotated[Path | None, typer.Option(help="Write JUnit XML here too.")] = None,
+    plain_rows: PlainRows = 8,
+    as_json: AsJson = False,
+    junit: Junit = None,
     html: Annotated[Path | None, typer.Option(help="Write a page of the verdict here too, in one file.")] = None,
-    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run a model's own code.")] = False,
+    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Judge the rows of CANDIDATE by the target, one teacher-forced pass each.
 
@@ -73,24 +74,24 @@ def trace(
 def server(
     url: Annotated[str, typer.Argument(metavar="URL", help="An OpenAI-compatible server: http://localhost:8000")],
     prompts: Annotated[str, typer.Option(help="Prompts, as for `specproof generate`.")],
-    target: Annotated[str | None, typer.Option(help="Folder or hub name. (default: the embedded SmolLM2)")] = None,
+    target: Target = None,
     plain_url: Annotated[str | None, typer.Option(help="The same engine without speculation: the reference.")] = None,
     model: Annotated[str | None, typer.Option(help="Its name there. (default: the only one served)")] = None,
     plain_model: Annotated[str | None, typer.Option(help="The same at the plain server. (default: --model)")] = None,
     concurrency: Annotated[int, typer.Option(min=2, help="Rows asked at once in the second mode.")] = 8,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens per row.")] = 64,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past EOS.")] = False,
-    chat: Annotated[bool, typer.Option("--chat", help="Prompts are user messages in the chat template.")] = False,
+    chat: Chat = False,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for one answer.")] = 600.0,
     save: Annotated[Path | None, typer.Option(help="Folder for the answers. (default: a temporary one, kept)")] = None,
     dtype: Annotated[str, typer.Option(help="The server's: float32, bfloat16, float16, float64.")] = "float32",
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...")] = "cpu",
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
+    device: Device = "cpu",
+    threads: Threads = None,
     num_draft_tokens: Annotated[int, typer.Option(min=0, max=64, help="K of the server.")] = 5,
-    plain_rows: Annotated[int, typer.Option(min=0, help="Rows decoded anew at batch 1 and 8; 0: none.")] = 8,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
-    junit: Annotated[Path | None, typer.Option(help="Write JUnit XML here too.")] = None,
-    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run a model's own code.")] = False,
+    plain_rows: PlainRows = 8,
+    as_json: AsJson = False,
+    junit: Junit = None,
+    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Ask a server for greedy tokens, one row at a time and then many at once, and judge both by the target.
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from specproof.cli.exits import clear_exits
+from specproof.cli.options import AsJson, Chat, Target
 from specproof.config import EngineConfig
 
 FOUND = 1  # exit status where something is wrong
@@ -16,7 +17,7 @@ def engine(
     input_: Annotated[str, typer.Argument(metavar="INPUT", help="Prompts, as for `specproof generate`.")],
     method: Annotated[str, typer.Option(help="See `specproof methods`.")] = "specproof",
     level: Annotated[str, typer.Option(help="light (integers) or full (KV computed again, rows alone).")] = "light",
-    target: Annotated[str | None, typer.Option(help="Folder or hub name. (default: the embedded SmolLM2)")] = None,
+    target: Target = None,
     draft: Annotated[str | None, typer.Option(help="Draft model. (default: prompt lookup)")] = None,
     drafter: Annotated[
         str | None, typer.Option(help="prompt-lookup, suffix, model, cascade or none. (default: as for generate)")
@@ -26,8 +27,8 @@ def engine(
     num_draft_tokens: Annotated[int, typer.Option(min=0)] = 5,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 64,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, float64.")] = "float32",
-    chat: Annotated[bool, typer.Option("--chat", help="Prompts are user messages in the chat template.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    chat: Chat = False,
+    as_json: AsJson = False,
 ) -> None:
     """Decode INPUT with every invariant checked at every step.
 
@@ -71,7 +72,7 @@ def engine(
 
 def faults(
     clean_runs: Annotated[int, typer.Option(min=0, help="Runs without a fault, to count false alarms.")] = 24,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Plant each fault of the catalogue in turn and print what caught it.
 

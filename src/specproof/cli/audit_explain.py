@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specproof.cli.exits import clear_exits
+from specproof.cli.options import AsJson, Device, Threads, TrustRemoteCode
+from specproof.cli.say import say
 
 if TYPE_CHECKING:
     from specproof.audit.replay import Replayed
@@ -20,10 +22,10 @@ def explain(
     row: Annotated[str | None, typer.Option(help="The row's id, where FINDING has several.")] = None,
     target: Annotated[str | None, typer.Option(help="Folder or hub name. (default: as FINDING says)")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 ... (default: as FINDING says)")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...")] = "cpu",
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
-    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run a model's own code.")] = False,
+    device: Device = "cpu",
+    threads: Threads = None,
+    as_json: AsJson = False,
+    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Put a finding of `audit trace` or `audit server` to the target again, with every control, and decide anew.
 
@@ -33,28 +35,23 @@ def explain(
         from specproof.audit.saved import read_saved
 
         saved = read_saved(finding, row)
-        import torch  # from here on, because these take seconds to import
-
-        from specproof.audit.replay import replay_finding
-        from specproof.embedded import default_model_folder
+        from specproof.audit.replay import replay_finding  # from here on, because these take seconds to import
+        from specproof.cli.judge import find_target
         from specproof.jobs.provenance import machine, versions
-        from specproof.lm import check_loadable, hide_loading_bars, load_model
-        from specproof.tokenizer import Tokenizer
 
-        hide_loading_bars()
-        if threads is not None:
-            torch.set_num_threads(threads)
-        name = target or saved.target or str(default_model_folder(_say))
-        check_loadable(name, dtype or saved.replay.dtype, device)
-        tokenizer = Tokenizer.load(name, trust_remote_code=trust_remote_code)
+        named = find_target(
+            target or saved.target,
+            dtype=dtype or saved.replay.dtype,
+            device=device,
+            threads=threads,
+            trust_remote_code=trust_remote_code,
+        )
         if dtype not in (None, saved.replay.dtype):
-            _say(f"the noise was measured in {saved.replay.dtype}; in {dtype} it may be another")
-        lm = load_model(
-            name, dtype=dtype or saved.replay.dtype, device=device, trust_remote_code=trust_remote_code
-        )  # fmt: skip
-        found = replay_finding(lm, tokenizer, saved)
+            say(f"the noise was measured in {saved.replay.dtype}; in {dtype} it may be another")
+        lm = named.load()
+        found = replay_finding(lm, named.tokenizer, saved)
         if as_json:
-            about = {"target": name, "dtype": lm.dtype_name, "versions": versions(), "machine": machine()}
+            about = {"target": named.name, "dtype": lm.dtype_name, "versions": versions(), "machine": machine()}
             print(json.dumps({**found.to_dict(), **about}, indent=2))
         else:
             _print(found, lm.dtype_name)
@@ -87,7 +84,3 @@ def _print(found: "Replayed", dtype: str) -> None:
 
 def _token(token: int, text: str | None) -> str:
     return str(token) if text is None else f"{token} {text!r}"
-
-
-def _say(sentence: str) -> None:
-    typer.echo(f"specproof: {sentence}", err=True)

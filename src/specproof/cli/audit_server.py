@@ -6,8 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-import typer
 from rich.console import Console
 
 from specproof.audit.agreement import Agreement, agree
@@ -16,14 +14,14 @@ from specproof.audit.trace import audit_traces
 from specproof.audit.trace_row import Trace
 from specproof.audit.traces import read_traces
 from specproof.audit.verdict import Outcome, Verdict, overall
-from specproof.cli.audit_trace import counted, print_verdict, shown_rate, unjudged_notes
 from specproof.cli.exits import AUDIT_EXITS
+from specproof.cli.judge import find_target
 from specproof.cli.progress import progress
 from specproof.cli.report_file import ReportFile
-from specproof.embedded import default_model_folder
+from specproof.cli.say import say
+from specproof.cli.verdict import counted, print_verdict, shown_rate, unjudged_notes
 from specproof.errors import ServerError
 from specproof.jobs.provenance import machine, versions
-from specproof.lm import check_loadable, hide_loading_bars, load_model
 from specproof.request import Request
 from specproof.served.modes import Source, ask_in_both_modes, trace_folder
 from specproof.served.prompts import read_asks
@@ -72,31 +70,28 @@ def run_server_audit(job: ServerAudit, as_json: bool, junit: Path | None) -> int
 
 
 def _run(job: ServerAudit, as_json: bool, junit: ReportFile | None) -> int:
-    hide_loading_bars()
-    if job.threads is not None:
-        torch.set_num_threads(job.threads)
     for source in job.sources.values():
         base_url(source.url)  # a bad one is told before anything is loaded
-    name = job.target or str(default_model_folder(_say))
-    check_loadable(name, job.dtype, job.device)  # before hours of asking
-    tokenizer = Tokenizer.load(name, trust_remote_code=job.trust_remote_code)
-    asks = read_asks(job.prompts, tokenizer, job.defaults, job.chat)
+    target = find_target(  # before hours of asking
+        job.target, dtype=job.dtype, device=job.device, threads=job.threads, trust_remote_code=job.trust_remote_code
+    )
+    asks = read_asks(job.prompts, target.tokenizer, job.defaults, job.chat)
 
     def folder() -> Path:
         found = trace_folder(job.save)
-        _say(f"answers are kept in {found}; specproof audit trace judges them again")
+        say(f"answers are kept in {found}; specproof audit trace judges them again")
         return found
 
     asking = ask_in_both_modes(job.sources, asks, job.concurrency, job.timeout, folder, progress)
     servers, saved = asyncio.run(asking)
-    traces = _read(saved, asks.order, tokenizer)
-    target = load_model(name, dtype=job.dtype, device=job.device, trust_remote_code=job.trust_remote_code)
+    traces = _read(saved, asks.order, target.tokenizer)
+    lm = target.load()
     verdicts = {}
     for mode in ("alone", "concurrent"):
         verdict = audit_traces(
-            target,
+            lm,
             traces[mode],
-            tokenizer,
+            target.tokenizer,
             reference=traces.get("plain-alone"),
             num_draft_tokens=job.num_draft_tokens,
             plain_rows=0 if verdicts else job.plain_rows,  # the prompts are the same: measured once
@@ -108,15 +103,15 @@ def _run(job: ServerAudit, as_json: bool, junit: ReportFile | None) -> int:
     if junit is not None:
         junit.write(junit_suites(verdicts))
     if as_json:
-        where = {"saved": str(saved), "target": name}
+        where = {"saved": str(saved), "target": target.name}
         print(json.dumps({**_document(job, servers, verdicts, agreements), **where}, indent=2))
     else:
         _print(job, servers, verdicts, agreements, Console())
     for mode, verdict in verdicts.items():
         for note in unjudged_notes(verdict):
-            _say(f"{mode}: {note}")
+            say(f"{mode}: {note}")
     if len(asks.asked) < job.concurrency:
-        _say(f"{counted(len(asks.asked), 'prompt')}: no more than that were ever asked at once")
+        say(f"{counted(len(asks.asked), 'prompt')}: no more than that were ever asked at once")
     return AUDIT_EXITS[_overall(verdicts)]
 
 
@@ -167,7 +162,3 @@ def _print(
         whose = "the plain server's rows" if name.startswith("plain") else "its rows"
         equal = f"{whose} alone and {job.concurrency} at once: {shown_rate(found.equal, found.rows)} equal"
         console.print(equal, highlight=False)
-
-
-def _say(sentence: str) -> None:
-    typer.echo(f"specproof: {sentence}", err=True)

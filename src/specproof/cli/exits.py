@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import typer
 
+from specproof.cli.say import say
 from specproof.errors import SpecproofError
 
 SOME_ROWS_FAILED, BAD_INPUT, INTERRUPTED, PIPE_CLOSED = 1, 2, 130, 141
@@ -21,7 +22,7 @@ def clear_exits() -> Iterator[None]:
 
     Warnings are a line too.
     """
-    warnings.showwarning = lambda message, *_: typer.echo(f"specproof: warning: {message}", err=True)
+    warnings.showwarning = lambda message, *_: say(f"warning: {message}")
     try:
         yield
         sys.stdout.flush()
@@ -30,8 +31,8 @@ def clear_exits() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(PIPE_CLOSED) from None
     except (SpecproofError, OSError) as error:
-        typer.echo(f"specproof: {error}", err=True)
+        say(str(error))
         raise typer.Exit(BAD_INPUT) from error
     except KeyboardInterrupt:
-        typer.echo("specproof: interrupted", err=True)
+        say("interrupted")
         raise typer.Exit(INTERRUPTED) from None

@@ -9,11 +9,11 @@ from datetime import UTC, datetime
 from time import perf_counter
 from typing import Any
 
-import typer
 from rich.console import Console
 
 from specproof.cli.exits import INTERRUPTED, SOME_ROWS_FAILED
 from specproof.cli.progress import RowProgress, print_summary
+from specproof.cli.say import say
 from specproof.errors import ResultsError
 from specproof.jobs.in_order import StreamResults
 from specproof.jobs.inputs import InputFile, open_input
@@ -32,13 +32,13 @@ def run(job: Job, resume: bool, overwrite: bool, as_json: bool) -> int:
     hide_loading_bars()
     with open_input(job.input) as source, only_writer(job.out) if job.out else nullcontext():
         if not source.num_rows:
-            _say(f"{job.input} has no rows")
+            say(f"{job.input} has no rows")
         resumed = _results_to_resume(job, source, resume, overwrite)
         is_complete = resumed is not None and resumed.num_done == source.num_rows
         # Loaded before anything is written, so that a wrong model name leaves nothing behind.
-        engine = None if is_complete else load_engine(job, _say)
+        engine = None if is_complete else load_engine(job, say)
         if engine is not None and job.config.numerics == "auto" and not engine.numerics.invariant:
-            _say(f"numerics are fast, not invariant: {engine.numerics.reason}")
+            say(f"numerics are fast, not invariant: {engine.numerics.reason}")
         results = resumed or _new_results(job, source)
         statistics = Statistics() if engine is None else engine.statistics
         tally = Tally()
@@ -52,7 +52,7 @@ def run(job: Job, resume: bool, overwrite: bool, as_json: bool) -> int:
                     run_job(job, engine, source, results, tally)
         except KeyboardInterrupt:
             kept = f", kept in {job.out}; the same command with --resume goes on" if job.out else ""
-            _say(f"interrupted: {results.num_done} of {source.num_rows} rows are finished{kept}")
+            say(f"interrupted: {results.num_done} of {source.num_rows} rows are finished{kept}")
             return INTERRUPTED
         finally:
             results.close()
@@ -112,10 +112,6 @@ def _report(job: Job, summary: dict[str, Any], as_json: bool) -> int:
     else:
         print_summary(summary, Console(stderr=job.out is None))
     if summary["errors"]:
-        _say(f'{summary["errors"]} of {summary["rows"]} rows are errors; their results say why, under "error"')
+        say(f'{summary["errors"]} of {summary["rows"]} rows are errors; their results say why, under "error"')
         return SOME_ROWS_FAILED
     return 0
-
-
-def _say(sentence: str) -> None:
-    typer.echo(f"specproof: {sentence}", err=True)
