@@ -22,10 +22,10 @@ from specproof.audit import audit_engine, audit_traces
 from specproof.audit.plain import measure_floor
 from specproof.audit.trace_row import Trace
 from specproof.bench.clock import now
+from specproof.bench.workload import load_subject
 from specproof.drafters import PromptLookup
-from specproof.embedded import default_model_folder
 from specproof.jobs.provenance import machine, versions
-from specproof.lm import LM, hide_loading_bars, load_model
+from specproof.lm import LM
 from specproof.prompts import PROMPTS
 from specproof.tokenizer import Tokenizer
 
@@ -40,10 +40,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    hide_loading_bars()
-    folder = args.target or default_model_folder()
-    target, tokenizer = load_model(folder, dtype=args.dtype), Tokenizer.load(folder)
+    subject = load_subject(args.target, None, args.dtype, args.threads)
+    target, tokenizer = subject.target, subject.tokenizer
     requests = [
         Request(_prompt(tokenizer, k), max_new_tokens=args.max_new_tokens, ignore_eos=True) for k in range(args.rows)
     ]

@@ -22,24 +22,20 @@ import torch
 
 from specproof import METHODS, Engine, EngineConfig, Request
 from specproof.audit.compare import rate
+from specproof.bench.workload import load_subject, pick, read_chats
 from specproof.drafters import PromptLookup, Suffix
-from specproof.embedded import default_model_folder
-from specproof.jobs.inputs import open_input, to_request
 from specproof.jobs.provenance import machine, versions
-from specproof.lm import LM, hide_loading_bars, load_model
-from specproof.tokenizer import Tokenizer
+from specproof.lm import LM
 
 Row = tuple[tuple[int, ...], tuple[str, ...]]  # emitted ids, digests of the logits behind them
 
 
 def main() -> None:
     args = _arguments()
-    torch.set_num_threads(args.threads)
-    hide_loading_bars()
-    folder = args.target or str(default_model_folder())
-    target, tokenizer = load_model(folder, dtype=args.dtype), Tokenizer.load(folder)
-    draft = None if args.draft is None else load_model(args.draft, dtype=args.dtype)
-    requests = _requests(args, tokenizer)
+    subject = load_subject(args.target, args.draft, args.dtype, args.threads)
+    target, tokenizer, draft = subject.target, subject.tokenizer, subject.draft
+    defaults = Request((), max_new_tokens=args.max_new_tokens)
+    requests = pick(read_chats(args.prompts, tokenizer, defaults), args.rows, args.max_prompt_tokens)
     truth = decode(target, None, EngineConfig(method="target-only", batch_size=1, numerics="invariant"), requests)
     assert len({row[0] for row in truth.values()}) > 1, "the outputs do not vary"
     draw = random.Random(args.seed)
@@ -56,7 +52,7 @@ def main() -> None:
         print(json.dumps(runs[-1]), file=sys.stderr, flush=True)
     total = rate(sum(run["rows_equal"] for run in runs), sum(run["rows"] for run in runs))
     tokens = sum(len(row[0]) for row in truth.values())
-    about = {"target": folder.rsplit("/", 1)[-1], "draft": args.draft and args.draft.rsplit("/", 1)[-1]}
+    about = {"target": subject.name.rsplit("/", 1)[-1], "draft": args.draft and args.draft.rsplit("/", 1)[-1]}
     document = {**about, "dtype": args.dtype, "tokens_per_run": tokens, "rows_equal": total, "runs": runs}
     print(json.dumps({**document, "versions": versions(), "machine": machine()}, indent=1))
     raise SystemExit(int(total["hits"] < total["n"]))
@@ -97,15 +93,6 @@ def _draw(draw: random.Random, draft: LM | None) -> tuple[dict[str, Any], Any, E
         "prefill_chunk": draw.randint(17, 300), "adaptive": method == "specproof" and draw.random() < 0.5,
     }  # fmt: skip
     return {**options, "drafter": name}, drafter, EngineConfig(numerics="invariant", **options)
-
-
-def _requests(args: argparse.Namespace, tokenizer: Tokenizer) -> list[Request]:
-    defaults = Request((), max_new_tokens=args.max_new_tokens)
-    with open_input(args.prompts) as source:
-        every = [to_request(row, tokenizer, defaults, chat=True) for row in source.rows()]
-    short = [request for request in every if len(request.prompt_ids) <= args.max_prompt_tokens]
-    count = min(args.rows, len(short))
-    return [short[k * len(short) // count] for k in range(count)]
 
 
 def _arguments() -> argparse.Namespace:

@@ -28,16 +28,16 @@ import torch
 
 from specproof import Engine, EngineConfig, Request
 from specproof.audit import Probe, audit_traces
-from specproof.audit.compare import first_difference, rate, rouge_l
+from specproof.audit.agreement import agreement
+from specproof.audit.compare import rouge_l
 from specproof.audit.finding import RowVerdict
 from specproof.audit.trace_row import Trace
 from specproof.audit.traces import read_traces
 from specproof.baselines import Bsp, Dsd
+from specproof.bench.workload import load_subject, pick, read_chats
 from specproof.drafters import PromptLookup
-from specproof.embedded import default_model_folder
-from specproof.jobs.inputs import open_input, to_request
 from specproof.jobs.provenance import machine, versions
-from specproof.lm import LM, HFModel, hide_loading_bars, load_model
+from specproof.lm import LM, HFModel
 from specproof.tokenizer import Tokenizer
 
 METHODS = ("plain-1", "plain-B", "specproof", "eqspec", "exspec", "bsp", "dsd")
@@ -51,12 +51,10 @@ NOISE = 0.03  # standard deviations of each weight matrix
 
 def main() -> None:
     args = _arguments()
-    torch.set_num_threads(args.threads)
-    hide_loading_bars()
-    folder = args.target or str(default_model_folder())
-    target, tokenizer = load_model(folder, dtype=args.dtype), Tokenizer.load(folder)
-    draft = None if args.draft is None else load_model(args.draft, dtype=args.dtype)
-    requests = _requests(args, tokenizer)
+    subject = load_subject(args.target, args.draft, args.dtype, args.threads)
+    target, tokenizer, draft = subject.target, subject.tokenizer, subject.draft
+    defaults = Request((), max_new_tokens=args.max_new_tokens)
+    requests = pick(read_chats(args.prompts, tokenizer, defaults), args.rows, args.max_prompt_tokens)
     lengths = [len(request.prompt_ids) for request in requests]
     _say(f"{len(requests)} prompts of {min(lengths)} to {max(lengths)} tokens")
     args.traces.mkdir(parents=True, exist_ok=True)
@@ -85,7 +83,7 @@ def main() -> None:
         _say(_line(name, methods[name]))
     if args.json:
         about = {
-            "target": Path(folder).name, "draft": args.draft and Path(args.draft).name, "dtype": args.dtype,
+            "target": Path(subject.name).name, "draft": args.draft and Path(args.draft).name, "dtype": args.dtype,
             "rows": len(requests), "batch_size": args.batch_size, "max_new_tokens": args.max_new_tokens,
             "num_draft_tokens": args.num_draft_tokens, "numerics": args.numerics,
             "versions": versions(), "machine": machine(), "distinct_rows": len(distinct),
@@ -105,11 +103,8 @@ def _distinct(traces: dict[str, list[Trace]]) -> list[list[tuple[str, Trace]]]:
 
 def _against(pairs: list[tuple[tuple[int, ...], tuple[int, ...]]], tokenizer: Tokenizer) -> dict[str, Any]:
     """Of (candidate, reference) pairs."""
-    firsts = [(first_difference(ours, theirs), len(theirs)) for ours, theirs in pairs]
-    matched = sum(length if first is None else first for first, length in firsts)
     return {
-        "exact_match": rate(sum(first is None for first, _ in firsts), len(pairs)),
-        "partial_match": rate(matched, sum(length for _, length in firsts)),
+        **agreement(pairs).to_dict(),
         "rouge_l": sum(rouge_l(ours, theirs, tokenizer.decode) for ours, theirs in pairs) / len(pairs),
     }
 
@@ -167,16 +162,6 @@ def _noisy(target: LM) -> HFModel:
                 noise = torch.randn(weight.shape, generator=generator)
                 weight.add_((noise * NOISE * weight.float().std()).to(weight.dtype))
     return model
-
-
-def _requests(args: argparse.Namespace, tokenizer: Tokenizer) -> list[Request]:
-    """Evenly over the prompts that are short enough."""
-    defaults = Request((), max_new_tokens=args.max_new_tokens)
-    with open_input(args.prompts) as source:
-        every = [to_request(row, tokenizer, defaults, chat=True) for row in source.rows()]
-    short = [request for request in every if len(request.prompt_ids) <= args.max_prompt_tokens]
-    count = min(args.rows, len(short))
-    return [short[k * len(short) // count] for k in range(count)]
 
 
 def _path(args: argparse.Namespace, name: str) -> Path:

@@ -14,27 +14,20 @@ import statistics
 from collections.abc import Callable
 from dataclasses import replace
 
-import torch
-
 from specproof import Engine, EngineConfig, Request
 from specproof.bench.clock import now
+from specproof.bench.workload import load_subject, pick, read_chats
 from specproof.cli.demo import generate_with_transformers
 from specproof.drafters import Suffix
-from specproof.embedded import default_model_folder
-from specproof.jobs.inputs import open_input, to_request
 from specproof.jobs.provenance import machine, versions
-from specproof.lm import hide_loading_bars, load_model
 from specproof.prompts import PROMPTS
 from specproof.tokenizer import Tokenizer
 
 
 def main() -> None:
     args = _arguments()
-    torch.set_num_threads(args.threads)
-    hide_loading_bars()
-    folder = args.target or default_model_folder()
-    target, tokenizer = load_model(folder, dtype=args.dtype), Tokenizer.load(folder)
-    draft = None if args.draft is None else load_model(args.draft, dtype=args.dtype)
+    subject = load_subject(args.target, args.draft, args.dtype, args.threads)
+    target, tokenizer, draft = subject.target, subject.tokenizer, subject.draft
     requests = _requests(args, tokenizer)
     plain = EngineConfig("target-only", batch_size=args.batch_size)
     drafting = EngineConfig(batch_size=args.batch_size, num_draft_tokens=16, adaptive=True, numerics="fast")
@@ -90,17 +83,12 @@ def _row(name: str, tokens: int, seconds: dict[str, list[float]]) -> dict:
 
 def _requests(args: argparse.Namespace, tokenizer: Tokenizer) -> list[Request]:
     defaults = Request((), max_new_tokens=args.max_new_tokens, ignore_eos=True)
-    if args.prompts is None:
-        every = [
-            replace(defaults, prompt_ids=tokenizer.encode_chat([{"role": "user", "content": prompt}]))
-            for prompt in PROMPTS
-        ]
+    if args.prompts is not None:
+        every = read_chats(args.prompts, tokenizer, defaults)
     else:
-        with open_input(args.prompts) as source:
-            every = [to_request(row, tokenizer, defaults, chat=True) for row in source.rows()]
-    short = [request for request in every if len(request.prompt_ids) <= args.max_prompt_tokens]
-    count = min(args.rows, len(short))
-    return [replace(short[k * len(short) // count], request_id=None) for k in range(count)]
+        chats = (tokenizer.encode_chat([{"role": "user", "content": prompt}]) for prompt in PROMPTS)
+        every = [replace(defaults, prompt_ids=ids) for ids in chats]
+    return pick(every, args.rows, args.max_prompt_tokens)
 
 
 def _arguments() -> argparse.Namespace:
