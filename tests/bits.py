@@ -38,10 +38,12 @@ class Bits:
 
 
 def decode_bits(lm: LM, requests: Sequence[Request], drafter: object = None, **config) -> dict[str, Bits]:
-    """By request name. Skips the test where this machine has no invariant numerics, unless fast is asked for."""
+    """By request name. Skips the test on CPUs without invariant numerics, unless fast is asked for."""
     engine = Engine(lm, drafter, EngineConfig(**config))  # type: ignore[arg-type]
     if config.get("numerics") != "fast" and not engine.numerics.invariant:
-        pytest.skip(f"no invariant numerics here: {engine.numerics.reason}")
+        # Seen to hold on CPUs with AVX-512: there, a probe that says otherwise is itself at fault.
+        elsewhere = torch.backends.cpu.get_cpu_capability() != "AVX512"
+        (pytest.skip if elsewhere else pytest.fail)(f"no invariant numerics here: {engine.numerics.reason}")
     seen: dict[tuple[str, int], Tensor] = {}
     forward = engine.layout.forward
 
