@@ -4,8 +4,12 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+import torch
+from families import VOCAB, tiny_lm
 from probe_subjects import BATCHES, LIMIT, LOOPS, PROMPTS, references, run
 from table import tiny
+
+from specproof.baselines.rounds import Drafting
 
 CLEAN = "exact in every row, and no alarm"
 FAMILIES = ("llama", "opt")
@@ -109,3 +113,26 @@ def test_the_table_of_the_docs_is_the_measured_one():
     text = (Path(__file__).parents[2] / "docs" / "baselines.md").read_text()
     for line in tiny():
         assert line in text, f"docs/baselines.md lacks: {line}"
+
+
+def test_the_loops_drafter_gives_the_drafts_own_continuation_of_rows_that_grow_unevenly():
+    draft = tiny_lm("llama", seed=2).model
+    rows = [list(prompt) for prompt in PROMPTS[:4]]
+    drafting = Drafting(draft, len(rows), pad_id=0)
+    seen = set()
+    for kept in ((3, 1, 2, 1), (1, 4, 1, 2), (2, 2, 4, 1), (1, 1, 1, 1)):
+        proposed = drafting.propose(rows, 4).tolist()
+        for i, row in enumerate(rows):
+            assert proposed[i] == greedy(draft, row, 4)
+            row += [*proposed[i][: kept[i] - 1], (sum(row) + i) % VOCAB]  # the last one may be another's choice
+        seen |= {tuple(drafts) for drafts in proposed}
+    assert len(seen) > 8
+
+
+def greedy(model, row: list[int], count: int) -> list[int]:
+    """By whole forwards, without a cache."""
+    ids = list(row)
+    for _ in range(count):
+        with torch.inference_mode():
+            ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+    return ids[len(row) :]

@@ -39,6 +39,7 @@ class Bsp:
         ends = frozenset() if self.no_stop else rounds.end_ids(target)
         rows = [list(prompt) for prompt in prompts]
         emitted: list[list[int]] = [[] for _ in rows]
+        drafting = rounds.Drafting(draft, len(rows), self.pad_id)
         width = max(len(row) for row in rows) - 1
         known = [row[:-1] + [self.pad_id] * (width - len(row) + 1) for row in rows]
         live = torch.tensor([[j < len(row) - 1 for j in range(width)] for row in rows], device=device)
@@ -46,7 +47,7 @@ class Bsp:
         if width:
             _, cache = self._forward(target, torch.tensor(known, device=device), live, cache)
         while not all(rounds.finished(new, self.max_new_tokens, ends) for new in emitted):
-            proposed = rounds.propose(draft, rows, k + self.draft_bonus, self.pad_id).to(device)
+            proposed = drafting.propose(rows, k + self.draft_bonus).to(device)
             drafts = proposed[:, :k]  # (B, K)
             pending = torch.tensor([row[-1:] for row in rows], device=device)
             live = torch.cat([live, live.new_ones(len(rows), k + 1)], 1)

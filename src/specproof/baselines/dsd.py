@@ -46,6 +46,7 @@ class Dsd:
         ends, k, cache = rounds.end_ids(target), self.num_draft_tokens, None
         rows = [list(prompt) for prompt in prompts]
         emitted: list[list[int]] = [[] for _ in rows]
+        drafting = rounds.Drafting(draft, len(rows), self.pad_id)
         padding = [max(map(len, rows)) - len(row) for row in rows]
         if max(map(len, rows)) > 1 and not self.recompute:
             ids, mask = self._rectangle([row[:-1] for row in rows], padding, target.device)
@@ -54,7 +55,7 @@ class Dsd:
             done = [rounds.finished(new, self.max_new_tokens, ends) for new in emitted]
             if all(done) or (self.early_stop and any(done)):
                 return [rounds.cut(new, self.max_new_tokens, ends) for new in emitted]
-            proposed = rounds.propose(draft, rows, k + self.draft_bonus, self.pad_id).to(target.device)
+            proposed = drafting.propose(rows, k + self.draft_bonus).to(target.device)
             drafts = proposed[:, :k]  # (B, K)
             fed = [row + new for row, new in zip(rows, drafts.tolist(), strict=True)]
             ids, mask = self._rectangle(fed, padding, target.device)  # (B, padding + content + K)

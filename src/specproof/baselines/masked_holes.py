@@ -30,6 +30,7 @@ class MaskedHoles:
         device, ends, k = target.device, rounds.end_ids(target), self.num_draft_tokens
         rows = [list(prompt) for prompt in prompts]
         emitted: list[list[int]] = [[] for _ in rows]
+        drafting = rounds.Drafting(draft, len(rows), self.pad_id)
         width = max(len(row) for row in rows) - 1  # the last token of each prompt is fed with the first drafts
         known = [row[:-1] + [self.pad_id] * (width - len(row) + 1) for row in rows]
         mask = torch.tensor([[j < len(row) - 1 for j in range(width)] for row in rows], device=device)  # (B, L)
@@ -38,7 +39,7 @@ class MaskedHoles:
             ids = torch.tensor(known, device=device)
             _, cache = rounds.forward(target, ids, mask, rounds.positions(mask, width), None)
         while not all(rounds.finished(new, self.max_new_tokens, ends) for new in emitted):
-            drafts = rounds.propose(draft, rows, k, self.pad_id).to(device)  # (B, K)
+            drafts = drafting.propose(rows, k).to(device)  # (B, K)
             pending = torch.tensor([row[-1:] for row in rows], device=device)
             mask = torch.cat([mask, mask.new_ones(len(rows), k + 1)], 1)
             ids = torch.cat([pending, drafts], 1)  # (B, K + 1)

@@ -38,16 +38,30 @@ def pad_left(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device) -
     return ids.reshape(len(rows), width), mask.reshape(len(rows), width)
 
 
-def propose(draft: HFModel, rows: Sequence[Sequence[int]], count: int, pad_id: int) -> Tensor:
-    """The draft's greedy continuation of each row, computed afresh: (B, count). Left-padded, masked, exact."""
-    ids, mask = pad_left(rows, pad_id, draft.device)
-    cache, tokens = None, []
-    for _ in range(count):
-        logits, cache = forward(draft, ids, mask, positions(mask, ids.shape[1]), cache)
-        ids = logits[:, -1:].argmax(-1)  # (B, 1)
-        mask = torch.cat([mask, mask.new_ones(len(rows), 1)], 1)
-        tokens.append(ids)
-    return torch.cat(tokens, 1)
+class Drafting:
+    """The draft's greedy continuations. What it was fed stays in its cache; its own drafts are hidden after each round,
+    as masked holes. Nothing here is broken."""
+
+    def __init__(self, model: HFModel, batch_size: int, pad_id: int) -> None:
+        self._model, self._pad_id = model, pad_id
+        self._fed = [0] * batch_size
+        self._mask = torch.zeros(batch_size, 0, dtype=torch.bool, device=model.device)  # (B, L)
+        self._cache: Any = None
+
+    def propose(self, rows: Sequence[Sequence[int]], count: int) -> Tensor:
+        """What follows each row: (B, count). Of a row that has not grown since the last round it means nothing."""
+        new = [row[fed:] for row, fed in zip(rows, self._fed, strict=True)]
+        ids, live = pad_left(new, self._pad_id, self._model.device)
+        self._fed = [len(row) for row in rows]
+        kept = mask = torch.cat([self._mask, live], 1)
+        tokens = []
+        for _ in range(count):
+            logits, self._cache = forward(self._model, ids, mask, positions(mask, ids.shape[1]), self._cache)
+            ids = logits[:, -1:].argmax(-1)  # (B, 1)
+            mask = torch.cat([mask, mask.new_ones(len(rows), 1)], 1)
+            tokens.append(ids)
+        self._mask = torch.cat([kept, kept.new_zeros(len(rows), count - 1)], 1)  # the last draft was not fed
+        return torch.cat(tokens, 1)
 
 
 def accepted(drafts: Tensor, choices: Tensor) -> list[int]:
