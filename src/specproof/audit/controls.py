@@ -14,6 +14,8 @@ SPAN = 256  # tokens before the divergence that are fed in the control's own sha
 class Controls:
     """The dear ones, each with a prefix computed anew; a group's second look gives the cheap ones (see group).
 
+    All of them run where a margin is not large; where it is, none makes it benign, and `run_alone` is evidence enough.
+
     The wider copy of the model is made when it is first asked for, and kept.
     """
 
@@ -33,10 +35,17 @@ class Controls:
         found: dict[str, float | None] = {}
         for name, width in (("width-1", 1), (f"width-{self.width}", self.width)):
             found[name] = pair_margin(in_blocks(self.lm, row.ids, start, count, width)[-1], choice, token)
-        found["alone"] = pair_margin(prefix_alone(self.lm, row.ids[: last + 1]), choice, token)
         found["batch-anew"] = self._in_batch(row, last, choice, token, neighbours)
-        found["precision-up"] = self._one_up(row, last, choice, token)
-        return found
+        return found | self.run_alone(row, index)
+
+    def run_alone(self, row: ScoredRow, index: int) -> dict[str, float | None]:
+        """As `run`, the two that take one forward each: the prefix alone, as it is and one precision up."""
+        choice, token = row.score.choices[index], row.score.tokens[index]
+        last = row.prompt_len - 1 + index
+        return {
+            "alone": pair_margin(prefix_alone(self.lm, row.ids[: last + 1]), choice, token),
+            "precision-up": self._one_up(row, last, choice, token),
+        }
 
     def _in_batch(
         self, row: ScoredRow, last: int, choice: int, token: int, neighbours: Sequence[ScoredRow]

@@ -39,7 +39,8 @@ class Explainer:
         signature = find_signature(lm, self._rows, me, index, noise, end_ids, self._symbols) if large else None
         cls, why = decide(Evidence(margin, noise, controls, signature and signature.name, step))
         if cls not in BENIGN:  # only then are the dear controls worth their price
-            controls |= self._controls.run(row, index, self._rows)
+            run = self._controls.run_alone(row, index) if large else self._controls.run(row, index, self._rows)
+            controls |= run
             cls, why = decide(Evidence(margin, noise, controls, signature and signature.name, step))
         return Finding(
             index=index,

@@ -1,7 +1,8 @@
 """What kind of fault a large margin is: from the row's tokens, and from what the target says of it once repaired."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from statistics import median
 
 from specproof.audit.diagnose import is_large
@@ -11,7 +12,7 @@ from specproof.audit.structure import find_loop
 from specproof.lm import LM
 
 FOREIGN_TOKENS, LEAST_FOREIGN = 16, 6  # tokens that must follow from another row; fewer than the second prove nothing
-FOREIGN_ROWS = 64  # other rows that are tried
+FOREIGN_TRIES = 16  # prefixes of other rows that are tried, at most
 CLOSE = 0.25  # of the row's median top-2 gap: lost synchronisation does not choose that closely every time
 
 
@@ -91,18 +92,32 @@ def _find_foreign(
     continuation = rows[me].score.tokens[index : index + FOREIGN_TOKENS]
     if len(continuation) < LEAST_FOREIGN:
         return None
-    others = [k for k in range(len(rows)) if k != me]
+    for k, prefix in islice(_other_prefixes(rows, me, index, noise), FOREIGN_TRIES):
+        if not large_indices(score_row(lm, prefix, continuation), noise):
+            return k, prefix
+    return None
+
+
+def _other_prefixes(
+    rows: Sequence[ScoredRow], me: int, index: int, noise: float
+) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Other rows' prompts with `index` tokens of output, from which row `me` may go on: the likelier ones first.
+
+    First with the other row's own tokens: the target's choice behind them is known. Then with those of row `me`.
+    """
+    mine, prompt = rows[me].score.tokens, rows[me].ids[: rows[me].prompt_len]
+    others = [k for k, row in enumerate(rows) if k != me and row.ids[: row.prompt_len] != prompt]
     # Swapped rows are both wrong: those that are not the target's own are tried first.
     others.sort(key=lambda k: not rows[k].score.differing)
-    for k in others[:FOREIGN_ROWS]:
-        other = rows[k]
-        prompt = other.ids[: other.prompt_len]
-        if prompt == rows[me].ids[: rows[me].prompt_len]:
-            continue
-        # Swapped from here on, or from the start.
-        starts = dict.fromkeys((other.score.tokens[:index], rows[me].score.tokens[:index]))
-        for prefix in ((*prompt, *start) for start in starts if len(start) == index):
-            score = score_row(lm, prefix, continuation)
-            if not large_indices(score, noise):
-                return k, prefix
-    return None
+    for k in others:
+        if len(rows[k].score.tokens) >= index and _may_follow(mine[index], rows[k].score, index, noise):
+            yield k, rows[k].ids[: rows[k].prompt_len + index]
+    for k in others:
+        if rows[k].score.tokens[:index] != mine[:index]:
+            yield k, (*rows[k].ids[: rows[k].prompt_len], *mine[:index])
+
+
+def _may_follow(token: int, judged: Score, index: int, noise: float) -> bool:
+    """Whether the target may take `token` at this index of a judged row."""
+    near = not is_large(judged.gaps[index], noise)
+    return token == judged.choices[index] or (near and token == judged.others[index])
