@@ -21,14 +21,14 @@ from specproof.numerics.probe import probe
 from specproof.numerics.rule import PLAIN, Numerics
 
 
-def test_key_lengths_are_multiples_of_128_and_leave_no_rest_of_256_in_a_block_of_512():
+def test_key_lengths_are_multiples_of_64_and_fill_a_block_of_512_up_to_192_or_from_384_on():
     lengths = [INVARIANT.key_length(n) for n in range(1, 3000)]
-    assert all(n <= length < n + 256 for n, length in enumerate(lengths, start=1))
-    assert {length % 512 for length in lengths} == {0, 128, 384}
+    assert all(n <= length < n + 192 for n, length in enumerate(lengths, start=1))
+    assert {length % 512 for length in lengths} == {0, 64, 128, 192, 384, 448}
     assert sorted(lengths) == lengths
     assert [PLAIN.key_length(n) for n in (1, 256, 300)] == [1, 256, 300]
-    assert [INVARIANT.num_queries(n) for n in (1, 4, 5)] == [4, 4, 8]
-    assert PLAIN.num_queries(5) == 5
+    assert [INVARIANT.query_rows(n) for n in (1, 3, 4, 5, 32, 33, 66, 68)] == [4, 4, 4, 5, 32, 36, 68, 68]
+    assert PLAIN.query_rows(3) == 3
 
 
 def test_the_probe_tries_every_key_length_and_block_that_the_engine_will_use():
@@ -37,18 +37,18 @@ def test_the_probe_tries_every_key_length_and_block_that_the_engine_will_use():
     @dataclass(frozen=True)
     class Careless(Numerics):
         def key_length(self, length: int) -> int:
-            return -(-length // 128) * 128
+            return -(-length // 64) * 64
 
-        def num_queries(self, count: int) -> int:
-            return count
+        def query_rows(self, rows: int) -> int:
+            return rows
 
     lm = wide_lm("llama", torch.float32)
-    rule = Careless(True, True, "multiples of 128, 256 among them")
+    rule = Careless(True, True, "all multiples of 64")
     if why_not(torch.float32) or all(f.holds for f in probe(lm, "sdpa", "slotted", PLAIN, 64)):
         pytest.skip("the kernels of this machine give the same bits in ordinary shapes too")
     found = {finding.op: finding for finding in probe(lm, "sdpa", "slotted", rule, 64)}
     attention = next(finding for op, finding in found.items() if op.startswith("attention"))
-    assert attention.depends_on[0] == "key length (256)", attention  # the context is 640
+    assert attention.depends_on[0] == "key length (256, 320)", attention  # the context is 640
     assert any(said.startswith("queries per call (1") for said in attention.depends_on), attention
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from specproof.numerics.rule import PLAIN, Numerics
 
@@ -90,18 +90,27 @@ class AttentionPlan:
         folded = (
             tokens.view(kv_heads, groups, count, m, -1).permute(2, 0, 1, 3, 4).reshape(count, kv_heads, groups * m, -1)
         )
-        mask = self._mask(number, self.windows[layer], groups, folded.dtype, device)
+        rows = groups * m
+        if more := self.numerics.query_rows(rows) - rows:
+            folded = pad(folded, (0, 0, 0, more))
+        mask = self._mask(number, self.windows[layer], groups, more, folded.dtype, device)
         if self.kind == "eager" or softcap is not None:
             out = _eager(folded, keys, values, mask, scale, softcap)
         else:
             out = scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=scale)
+        if more:
+            out = out[:, :, :rows]
         # (R, Hkv, G * m, D) -> (R * m, H, D)
         return out.unflatten(2, (groups, m)).permute(0, 3, 1, 2, 4).reshape(count * m, kv_heads * groups, -1)
 
-    def _mask(self, number: int, window: int | None, groups: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    def _mask(
+        self, number: int, window: int | None, groups: int, more: int, dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        """(R, 1, G * m + more, L): the rows that were added see all places, and nobody sees them."""
         key = (number, window, groups, dtype, device)
         if key not in self.masks:
-            self.masks[key] = self.blocks[number].mask(window, dtype).repeat(1, 1, groups, 1).to(device)
+            mask = self.blocks[number].mask(window, dtype).repeat(1, 1, groups, 1)
+            self.masks[key] = pad(mask, (0, 0, 0, more)).to(device)
         return self.masks[key]
 
 

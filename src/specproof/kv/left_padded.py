@@ -125,11 +125,10 @@ class LeftPadded:
         length = self.numerics.key_length(int(positions.max()) + 1)
         blocks, order, base = [], torch.empty(count, width, dtype=torch.long, device=device), 0
         for skip in range(0, width, most):
-            taken = min(most, width - skip)
-            m = self.numerics.num_queries(taken)
-            column = skip + torch.arange(m, device=device).clamp(max=taken - 1)  # repeats the last one
+            m = min(most, width - skip)
+            column = skip + torch.arange(m, device=device)
             queries = torch.arange(count, device=device)[:, None] * width + column
-            order[:, skip : skip + taken] = (base + torch.arange(count * m, device=device).view(count, m))[:, :taken]
+            order[:, skip : skip + m] = base + torch.arange(count * m, device=device).view(count, m)
             blocks.append(Block(slice(None), queries.flatten(), positions[:, column], None, length))
             base += count * m
         capacity = self._cells.capacity

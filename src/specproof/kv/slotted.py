@@ -125,7 +125,7 @@ def _block(slots: np.ndarray, lengths: np.ndarray, starts: np.ndarray, offsets: 
 
     tokens, results: which of the N tokens lies where among the block's R * m results, without repeated ones.
     """
-    low, high, m = int(slots.min()), int(slots.max()) + 1, numerics.num_queries(int(lengths.max()))
+    low, high, m = int(slots.min()), int(slots.max()) + 1, int(lengths.max())
     spans = 2 * len(slots) >= high - low
     rows = np.arange(low, high) if spans else slots
     at = slots - low if spans else np.arange(len(slots))

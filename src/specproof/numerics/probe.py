@@ -13,6 +13,7 @@ from specproof.numerics.observe import observe
 from specproof.numerics.rule import Numerics
 from specproof.numerics.trials import try_attention, try_linear, try_rowwise
 
+RESTS = (64, 128, 192, 384, 448, 512)
 LONGEST = 4096  # every key length up to it is tried; beyond it one of each kind of length, at 8192, 16384 and 32768
 
 
@@ -31,7 +32,7 @@ def trials(lm: LM, attention: str, layout: str, numerics: Numerics, most: int) -
     operations = observe(lm, attention, numerics)
     context = lm.context or LONGEST
     longest = min(LONGEST if numerics.invariant else 1024, context)
-    beyond = [top - 512 + rest for top in (8192, 16384, 32768) if top <= context for rest in (128, 384, 512)]
+    beyond = [top - 512 + rest for top in (8192, 16384, 32768) if top <= context for rest in RESTS]
     for name, (module, tensors) in operations.rowwise.items():
         yield try_rowwise(name, module, tensors, most)
     for shape in operations.attention:

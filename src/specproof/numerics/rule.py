@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 BLOCK = 64  # most rows of one linear product, most query positions of one attention call
+KEYS = 64  # key places of an attention call are a multiple of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,20 +28,24 @@ class Numerics:
         """Most rows of one product and most query positions of one attention call; None: no limit."""
         return BLOCK if self.invariant else None
 
-    def num_queries(self, count: int) -> int:
-        """Query positions of an attention call for `count` of them."""
-        return -(-count // 4) * 4 if self.invariant else count
+    def query_rows(self, rows: int) -> int:
+        """Query rows of an attention call for `rows` of them (query positions x heads on one key head).
+
+        PyTorch's CPU kernel takes them in blocks of 32 or a multiple; a last block of less than 4 goes another way.
+        """
+        rest = rows % 32
+        return rows + 4 - rest if self.invariant and 0 < rest < 4 else rows
 
     def key_length(self, length: int) -> int:
         """Key places of an attention call for `length` visible ones.
 
-        PyTorch's CPU kernel takes keys in blocks of 512. A rest of 256 takes another path there than other multiples
-        of 128 do, and then sums in another order.
+        PyTorch's CPU kernel takes keys in blocks of 512, and sums a block in one piece if it has up to 192 places or
+        at least 384. Between these it cuts the sum, and then another order results.
         """
         if not self.invariant:
             return length
-        padded = -(-length // 128) * 128
-        return padded + 128 if padded % 512 == 256 else padded
+        padded = -(-length // KEYS) * KEYS
+        return padded + 384 - padded % 512 if 192 < padded % 512 < 384 else padded
 
 
 PLAIN = Numerics(invariant=False, packed=False, reason="nothing was asked for")

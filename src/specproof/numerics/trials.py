@@ -8,11 +8,12 @@ from torch import Tensor, nn
 from specproof.kv.attention import AttentionPlan, Block
 from specproof.numerics.finding import Finding, name_values
 from specproof.numerics.observe import AttentionShape
-from specproof.numerics.rule import BLOCK, Numerics
+from specproof.numerics.rule import BLOCK, KEYS, Numerics
 
 SAMPLES = 1 << 15  # results compared for each number of rows, at least: rounding to bfloat16 hides most differences
 NUM_ROWS = (*range(1, 17), 32)  # rows of one attention call
 FIXED = 4  # queries that are followed through all shapes
+FOLLOWED = 16  # and through all key lengths
 
 
 def try_linear(shape: tuple[int, int, bool], module: nn.Module, dtype: torch.dtype) -> Finding:
@@ -62,7 +63,7 @@ def try_attention(
     """Every key length up to `longest` and those in `long`; every size of block, place in it, number of rows."""
     trial = _Attention(shape, kind, numerics, dtype, numerics.key_length(max(longest, *long, 512)))
     lengths = [*sorted({numerics.key_length(n) for n in range(16, longest + 1, 16)}), *long]
-    sizes = sorted({numerics.num_queries(m) for m in range(1, BLOCK + 1)})
+    sizes = range(1, BLOCK + 1)
     depends = name_values("key length", [length for length in lengths if trial.length_matters(length)])
     depends += name_values("queries per call", [m for m in sizes if trial.block_matters(m)])
     depends += name_values("rows per call", [count for count in NUM_ROWS if trial.rows_matter(count)])
@@ -76,37 +77,36 @@ def try_attention(
 class _Attention:
     """Keys and values of one row, and queries whose results are looked for in calls of different shapes.
 
-    Values cancel: over any 128 places they sum to zero, so that with equal weights the result is nothing but rounding,
+    Values cancel: over any KEYS places they sum to zero, so that with equal weights the result is nothing but rounding,
     and another order of summation shows in every element, in bfloat16 too. Half of the queries give equal weights.
     """
 
     def __init__(self, shape: AttentionShape, kind: str, numerics: Numerics, dtype: torch.dtype, capacity: int) -> None:
         self._shape, self._kind, self._numerics, self._dtype = shape, kind, numerics, dtype
         self._keys = _normal(1, shape.kv_heads, capacity, shape.size).to(dtype)
-        half = _normal(1, shape.kv_heads, -(-capacity // 128), 64, shape.value_size, seed=1)
+        half = _normal(1, shape.kv_heads, -(-capacity // KEYS), KEYS // 2, shape.value_size, seed=1)
         half = half * 2.0 ** torch.randint(-10, 1, half.shape, generator=torch.Generator().manual_seed(2))
         values = torch.cat([half, -half], dim=3)[
-            :, :, :, torch.randperm(128, generator=torch.Generator().manual_seed(3))
+            :, :, :, torch.randperm(KEYS, generator=torch.Generator().manual_seed(3))
         ]
         self._values = values.flatten(2, 3)[:, :, :capacity].to(dtype)
         self._capacity = capacity
 
     def length_matters(self, length: int) -> bool:
         """Queries at the end of the visible keys, in a call of this length and in the longest."""
-        m = self._numerics.num_queries(16)
-        columns = (length - 1 - torch.arange(m) * 8).clamp(min=0)[None]
-        query = self._queries(m, 4)
+        columns = (length - 1 - torch.arange(FOLLOWED) * 8).clamp(min=0)[None]
+        query = self._queries(FOLLOWED, 4)
         return not torch.equal(self._attend(query, columns, length, 1), self._attend(query, columns, self._capacity, 1))
 
     def block_matters(self, size: int) -> bool:
         """The fixed queries at the first and the last place among others, against alone."""
-        alone = self.fixed(self._numerics.num_queries(FIXED), 0, 1)
+        alone = self.fixed(FIXED, 0, 1)
         kept = min(FIXED, size)
         return not all(torch.equal(self.fixed(size, place, 1), alone[:kept]) for place in {0, size - kept})
 
     def rows_matter(self, count: int) -> bool:
-        alone = self.fixed(self._numerics.num_queries(FIXED), 0, 1)
-        return not torch.equal(self.fixed(self._numerics.num_queries(FIXED), 0, count), alone)
+        alone = self.fixed(FIXED, 0, 1)
+        return not torch.equal(self.fixed(FIXED, 0, count), alone)
 
     def fixed(self, size: int, place: int, rows: int) -> Tensor:
         """Results of the fixed queries (at most `size`) in the last row, from `place` on, among random ones."""
@@ -123,9 +123,6 @@ class _Attention:
         query = _normal(count, self._shape.heads, self._shape.size, seed=seed)
         query[::2] = 0
         return query.to(self._dtype)
-
-    def _numerics_longest(self) -> int:
-        return self._capacity
 
     def _attend(self, query: Tensor, columns: Tensor, length: int, rows: int) -> Tensor:
         """query: (rows * m, H, D). columns: (rows, m). -> (rows * m, H * D)"""
