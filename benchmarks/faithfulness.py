@@ -38,6 +38,7 @@ from specproof.bench.workload import load_subject, pick, read_chats
 from specproof.drafters import PromptLookup
 from specproof.jobs.provenance import machine, versions
 from specproof.lm import LM, HFModel
+from specproof.numerics.packed import arrange, why_not
 from specproof.tokenizer import Tokenizer
 
 METHODS = ("plain-1", "plain-B", "specproof", "eqspec", "exspec", "bsp", "dsd")
@@ -137,6 +138,8 @@ def _watch_loop(
 ) -> tuple[list[tuple[int, ...]], dict[str, int]]:
     """Emitted ids of each row, by a broken loop; and in how many batches the probe names which invariant first."""
     drafter = draft.model if draft is not None else _noisy(target)
+    for model in (target.model, drafter):
+        arrange(model, packed=why_not(target.dtype) is None)
     loop = LOOPS[name](
         num_draft_tokens=args.num_draft_tokens, max_new_tokens=args.max_new_tokens, pad_id=0, **DEFECTS[name]
     )
