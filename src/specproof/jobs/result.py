@@ -20,6 +20,7 @@ def result_of(row_id: str | int | None, output: Output, seconds: float | None) -
         "finish_reason": output.finish_reason,
         "stop": output.stop,
         "error": output.error,
+        "shared": output.num_shared,
         "steps": output.num_steps,
         "drafted": output.num_drafted,
         "accepted": output.num_accepted,
