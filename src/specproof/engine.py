@@ -146,6 +146,7 @@ class Engine:
         return record
 
     def _plan(self) -> Schedule:
+        """Who runs; rows that enter get a place, and what they have in common with others."""
         schedule = self._scheduler.plan()
         for row in schedule.admitted:
             self.layout.admit(row.request_id, row.prompt_len)
@@ -195,7 +196,7 @@ class Engine:
         return _split(both[len(choices) :], counts), _split(both[: len(choices)], [count + 1 for count in counts])
 
     def _commit(self, schedule: Schedule, drafts: list[list[int]], choices: list[list[int]]) -> StepRecord:
-        """Make tokens final: the only place where rows change, once they have what they take over from others."""
+        """Make tokens final: but for what rows start with (see `_plan`), the only place where they change."""
         prefilled = []
         for row, length in schedule.prefill:
             prefilled.append(PrefillChunk(row.request_id, row.cached_len, length))
