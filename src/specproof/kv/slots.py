@@ -4,6 +4,7 @@ import numpy as np
 import torch
 
 from specproof.kv.cells import Cells
+from specproof.kv.layout import to_device
 
 SLACK = 1.25
 
@@ -74,7 +75,8 @@ class Slots:
             old, lengths, new = np.array(moves).T
             within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
             starts = np.repeat(np.stack([old, new]) * self.cells.capacity, lengths, axis=1)
-            source, index = torch.from_numpy(starts + within)
+            device = next(iter(self.cells.keys.values())).device
+            source, index = to_device(device, *(starts + within))
             self.cells.copy_from(self.cells, source, index)
 
     def _reshape(self, need: int, live: int) -> None:
