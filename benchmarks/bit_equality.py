@@ -36,7 +36,7 @@ def main() -> None:
     target, tokenizer, draft = subject.target, subject.tokenizer, subject.draft
     defaults = Request((), max_new_tokens=args.max_new_tokens)
     requests = pick(read_chats(args.prompts, tokenizer, defaults), args.rows, args.max_prompt_tokens)
-    truth = decode(target, None, EngineConfig(method="target-only", batch_size=1, numerics="invariant"), requests)
+    truth = decode(target, None, EngineConfig("target-only", 1, numerics="invariant", share_prefixes=False), requests)
     assert len({row[0] for row in truth.values()}) > 1, "the outputs do not vary"
     draw = random.Random(args.seed)
     runs = []

@@ -128,6 +128,7 @@ def _decode(
         batch_size=1 if name == "plain-1" else args.batch_size,
         num_draft_tokens=args.num_draft_tokens,
         numerics=args.numerics,
+        share_prefixes=not plain,
     )
     engine = Engine(target, None if plain else draft or PromptLookup(), config)
     return [output.token_ids for output in engine.generate(requests)], None

@@ -56,7 +56,7 @@ def as_drafter(
     if config.draft_head is not None:
         lm = lm.with_head(frequent_ids(lm, draft_tokenizer or target_tokenizer, config.draft_head))
     layout = LAYOUTS[config.parts.layout](lm, config.attention, choose_numerics(lm, config))
-    return ModelDrafter(lm, layout, target.vocab_size, config.prefill_chunk)
+    return ModelDrafter(lm, layout, target.vocab_size, config.prefill_chunk, config.shares_prefixes)
 
 
 def frequent_ids(lm: LM, tokenizer: Tokenizer | None, count: int) -> list[int]:

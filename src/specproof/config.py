@@ -56,6 +56,7 @@ class EngineConfig:
     attention: "sdpa" or "eager".
     numerics: "invariant": a row's logits are the same bits whatever the batch, K and chunks; "fast"; "auto": invariant
     where a probe finds that this machine's kernels allow it.
+    share_prefixes: copy the KV of a prompt's beginning that another row has, where rows lie in slots and are refilled.
     pack: reorder the weights of linear layers for the CPU's products while decoding; invariant numerics need it.
     """
 
@@ -72,6 +73,7 @@ class EngineConfig:
     prefill_chunk: int = 256
     attention: str = "sdpa"
     numerics: str = "auto"
+    share_prefixes: bool = True
     pack: bool = True
 
     def __post_init__(self) -> None:
@@ -97,6 +99,11 @@ class EngineConfig:
             raise ConfigError(
                 f"window is {self.window}, smaller than batch_size {self.batch_size}; a batch is taken from the window"
             )
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """share_prefixes, where the parts can."""
+        return self.share_prefixes and self.parts.layout == "slotted" and self.parts.scheduler == "continuous"
 
     @property
     def parts(self) -> Method:

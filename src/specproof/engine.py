@@ -17,7 +17,7 @@ from specproof.drafters.proposal import NO_DRAFTS, Proposal, check_proposal
 from specproof.errors import ConfigError, DrafterError, RequestError
 from specproof.intake import admit
 from specproof.kv import LAYOUTS
-from specproof.kv.layout import Feed
+from specproof.kv.layout import Feed, Sharing
 from specproof.lm import LM
 from specproof.numerics.choose import choose_numerics
 from specproof.pace import Adaptive, Fixed, Pace
@@ -146,10 +146,16 @@ class Engine:
         return record
 
     def _plan(self) -> Schedule:
+        """Who runs; rows that enter get a place, and what they have in common with others."""
         schedule = self._scheduler.plan()
         for row in schedule.admitted:
             self.layout.admit(row.request_id, row.prompt_len)
             self._running[row.request_id] = row
+        for prefix in schedule.shared:
+            assert isinstance(self.layout, Sharing)
+            self.layout.share(prefix.request_id, prefix.donor, prefix.length)
+            row = self._running[prefix.request_id]
+            row.cached_len = row.num_shared = prefix.length
         return schedule
 
     def _draft(self, decode: tuple[Sequence, ...]) -> Proposal:
@@ -190,7 +196,7 @@ class Engine:
         return _split(both[len(choices) :], counts), _split(both[: len(choices)], [count + 1 for count in counts])
 
     def _commit(self, schedule: Schedule, drafts: list[list[int]], choices: list[list[int]]) -> StepRecord:
-        """Make tokens final: the only place where rows change."""
+        """Make tokens final: but for what rows start with (see `_plan`), the only place where they change."""
         prefilled = []
         for row, length in schedule.prefill:
             prefilled.append(PrefillChunk(row.request_id, row.cached_len, length))
@@ -227,7 +233,10 @@ class Engine:
             grouped=schedule.grouped,
             realigned=self.layout.realigned,
             num_tokens=sum(length for _, length in schedule.prefill) + sum(map(len, choices)),
+            shared=schedule.shared,
         )
+        if not self.num_unfinished:
+            self.layout.clear()
         self._num_steps += 1
         return record
 
@@ -248,10 +257,10 @@ class Engine:
 
     def abandon(self) -> None:
         """Forget rows that are not finished, so that the engine can be used again after an error or a closed stream."""
-        for name in self._running:
-            self.layout.release(name)
-            if isinstance(self.drafter, StatefulDrafter):
+        if isinstance(self.drafter, StatefulDrafter):
+            for name in self._running:
                 self.drafter.release(name)
+        self.layout.clear()
         self._running = {}
         self._scheduler = SCHEDULERS[self.config.parts.scheduler](self.config)
 

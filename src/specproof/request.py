@@ -45,6 +45,7 @@ class Output:
     num_steps: (row, step) pairs, i.e. how many target forwards emitted tokens for this row.
     num_drafted, num_accepted: draft tokens judged / kept; the target's own tokens are in neither, nor are drafts that
         lie behind the row's end.
+    num_shared: prompt tokens whose KV was taken over from another row with the same beginning.
     acceptance_histogram: entry j counts the steps that kept j draft tokens.
     """
 
@@ -59,3 +60,4 @@ class Output:
     num_drafted: int = 0
     num_accepted: int = 0
     acceptance_histogram: tuple[int, ...] = ()
+    num_shared: int = 0

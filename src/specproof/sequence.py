@@ -24,6 +24,7 @@ class Sequence:
     limit: int
     end_ids: frozenset[int]
     cached_len: int = 0
+    num_shared: int = 0  # prompt tokens whose KV was taken over from another row
     num_drafted: int = 0
     acceptances: Counter[int] = field(default_factory=Counter)  # accepted drafts of a step -> steps
 
@@ -60,6 +61,7 @@ class Sequence:
             finish_reason=reason,
             stop=stop,
             num_steps=steps,
+            num_shared=self.num_shared,
             num_drafted=self.num_drafted,
             num_accepted=sum(accepted * count for accepted, count in self.acceptances.items()),
             acceptance_histogram=tuple(self.acceptances[j] for j in range(max(self.acceptances, default=-1) + 1)),

@@ -18,6 +18,7 @@ class Statistics:
     expected: how many should have been accepted, as the pace saw it (0 if it makes no estimate). judged_at, right_at:
     by place among a row's drafts, 0 first, those judged (the ones behind a wrong draft are not) and those right.
     seconds, draft_seconds: of the steps, and of drafting in them.
+    prefilled, shared: prompt tokens computed / taken over from another row.
     grouped_steps, realigned_steps: see StepRecord. refilled: rows that took a freed place.
     """
 
@@ -27,6 +28,7 @@ class Statistics:
     drafted: int = 0
     accepted: int = 0
     prefilled: int = 0
+    shared: int = 0
     grouped_steps: int = 0
     realigned_steps: int = 0
     refilled: int = 0
@@ -45,6 +47,7 @@ class Statistics:
         self.accepted += sum(row.num_accepted for row in record.rows)
         self.right += sum(row.num_right for row in record.rows)
         self.prefilled += sum(chunk.length for chunk in record.prefilled)
+        self.shared += sum(share.length for share in record.shared)
         self.grouped_steps += record.grouped
         self.realigned_steps += record.realigned
         self.refilled += record.refilled

@@ -33,14 +33,24 @@ class PrefillChunk:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedPrefix:
+    """The KV of the first `length` positions of a row was taken over from `donor`, which has the same tokens there."""
+
+    request_id: str
+    donor: str
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepRecord:
     """One plan, draft, verify, commit round.
 
     admitted: rows that entered in this step; refilled: how many of them took the place of a finished row while others
-    were running. grouped: the rows were batched because their lengths are equal. realigned: the target's KV was moved
-    to re-pad rows. finished: outputs of the rows that ended in this step. num_tokens: tokens of the target's forward.
-    seconds: what the step took by the engine's clock, drafting included; draft_seconds: drafting alone. expected: how
-    many drafts should have been accepted, as the pace saw it; None if it makes no estimate.
+    were running. shared: beginnings of prompts that rows took over from others, before this step's forward. grouped:
+    the rows were batched because their lengths are equal. realigned: the target's KV was moved to re-pad rows.
+    finished: outputs of the rows that ended in this step. num_tokens: tokens of the target's forward. seconds: what the
+    step took by the engine's clock, drafting included; draft_seconds: drafting alone. expected: how many drafts should
+    have been accepted, as the pace saw it; None if it makes no estimate.
     """
 
     index: int
@@ -55,3 +65,4 @@ class StepRecord:
     seconds: float = 0.0
     draft_seconds: float = 0.0
     expected: float | None = None
+    shared: tuple[SharedPrefix, ...] = ()

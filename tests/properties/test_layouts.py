@@ -50,7 +50,7 @@ class Row:
 
 
 class LayoutMachine(RuleBasedStateMachine):
-    """Rows enter, are fed in chunks or for logits, are rolled back, sit out, and leave, in any order."""
+    """Rows enter, take over from others, are fed in chunks or for logits, are rolled back, sit out, and leave."""
 
     layout_name: str
     family: str
@@ -61,13 +61,31 @@ class LayoutMachine(RuleBasedStateMachine):
         self.lm = Watched(MODELS[self.family])
         self.layout = LAYOUTS[self.layout_name](self.lm, "sdpa")
         self.rows: dict[str, Row] = {}
+        self.donors: dict[str, list[int]] = {}  # tokens of rows, finished ones too, that were there in the last forward
 
     @precondition(lambda self: len(self.rows) < len(NAMES))
     @rule(data=st.data(), length=st.integers(1, 20))
     def admit(self, data, length) -> None:
-        name = data.draw(st.sampled_from([name for name in NAMES if name not in self.rows]))
+        self.admit_as(data.draw(st.sampled_from([name for name in NAMES if name not in self.rows])), length)
+
+    def admit_as(self, name, length) -> None:
         self.layout.admit(name, length)
         self.rows[name] = Row(length if self.layout_name == "slotted" else 0)
+        self.donors.pop(name, None)
+
+    @precondition(lambda self: self.layout_name == "slotted" and self.donors and len(self.rows) < len(NAMES))
+    @rule(data=st.data())
+    def share(self, data) -> None:
+        free = [name for name in NAMES if name not in self.rows]
+        donor = data.draw(st.sampled_from(sorted(self.donors)))
+        name = data.draw(st.sampled_from([name for name in free if name != donor] or [None]))
+        if name is None:
+            return
+        length = data.draw(st.integers(1, len(self.donors[donor])))
+        self.admit_as(name, length)
+        self.layout.share(name, donor, length)
+        self.rows[name].tokens += self.donors[donor][:length]
+        self.seen.add("taken over" if donor in self.rows else "taken over from a row that has left")
 
     @precondition(lambda self: self.rows)
     @rule(data=st.data())
@@ -76,6 +94,10 @@ class LayoutMachine(RuleBasedStateMachine):
         self.layout.release(name)
         del self.rows[name]
         self.seen.add("released")
+        if not self.rows and data.draw(st.booleans()):
+            self.layout.clear()
+            self.donors = {}
+            assert self.layout.nbytes == 0
 
     @precondition(lambda self: self.rows)
     @rule(data=st.data(), everyone=st.booleans())
@@ -107,10 +129,12 @@ class LayoutMachine(RuleBasedStateMachine):
         self._check_aligned(feeds)
         self._check_memory(feeds)
         self.seen |= {"realigned"} if self.layout.realigned else set()
+        self.donors = {name: list(row.tokens) for name, row in self.rows.items() if row.tokens}
 
     @invariant()
     def no_row_means_no_memory(self) -> None:
-        if not self.rows:
+        """But for what finished rows have left in slots, until the next forward or until it is cleared."""
+        if not self.rows and self.layout_name == "left-padded":
             assert self.layout.nbytes == 0
         elif any(row.tokens for row in self.rows.values()):
             assert self.layout.nbytes > 0
@@ -198,5 +222,6 @@ def test_logits_are_those_of_a_rows_own_tokens_whatever_happened_before(layout, 
         settings=settings(max_examples=80, stateful_step_count=20, deadline=None, derandomize=True, database=None),
     )
     expected = {"rolled back", "released", "device ids", "a row sits out", "ragged", "past the window"}
-    expected |= {"chunks and emitting rows in one step"} | ({"realigned"} if layout == "left-padded" else set())
+    expected |= {"chunks and emitting rows in one step"}
+    expected |= {"realigned"} if layout == "left-padded" else {"taken over", "taken over from a row that has left"}
     assert seen == expected

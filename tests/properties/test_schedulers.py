@@ -6,16 +6,24 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from specproof import EngineConfig, Request
+from specproof.prefixes import LEAST
 from specproof.schedulers import SCHEDULERS, Schedule
 from specproof.sequence import Sequence
 
 
-def sequence(name: str, prompt_len: int) -> Sequence:
-    return Sequence(name, Request([0] * prompt_len), [0] * prompt_len, prompt_len, limit=10_000, end_ids=frozenset())
+def sequence(name: str, prompt_len: int, other_from: int | None = None) -> Sequence:
+    """A prompt of zeros, and of tokens that no other row has from `other_from` on."""
+    common = prompt_len if other_from is None else min(other_from, prompt_len)
+    own = 1 + int(name.removeprefix("row")) if other_from is not None else 0
+    ids = [0] * common + [own] * (prompt_len - common)
+    return Sequence(name, Request(ids), ids, prompt_len, limit=10_000, end_ids=frozenset())
 
 
 def apply(schedule: Schedule, emitted: dict[str, int]) -> None:
-    """What the engine does with a schedule: computes prompt chunks, gives rows that decode `emitted` tokens (or 1)."""
+    """What the engine does with a schedule: computes prompt chunks, gives rows that decode `emitted` tokens (or 1).
+
+    What is taken over was applied when it was checked.
+    """
     for row, length in schedule.prefill:
         row.cached_len += length
     for row in schedule.decode:
@@ -33,7 +41,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @initialize(
         batch_size=st.integers(1, 4),
         extra=st.integers(0, 4),
-        prefill_chunk=st.integers(1, 12),
+        prefill_chunk=st.integers(1, 40),
         sort_by_length=st.booleans(),
     )
     def start(self, batch_size, extra, prefill_chunk, sort_by_length) -> None:
@@ -49,11 +57,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.running: list[Sequence] = []
         self.finished: set[str] = set()
         self.waited: dict[str, int] = {}  # decoding steps since a ready row last decoded
+        self.ended: list[Sequence] = []  # since the last plan
         self.count = 0
 
-    @rule(prompt_lens=st.lists(st.integers(1, 20), min_size=1, max_size=6))
-    def arrive(self, prompt_lens) -> None:
-        rows = [sequence(f"row{self.count + i}", length) for i, length in enumerate(prompt_lens)]
+    @rule(prompts=st.lists(st.tuples(st.integers(1, 60), st.integers(0, 60)), min_size=1, max_size=6))
+    def arrive(self, prompts) -> None:
+        rows = [sequence(f"row{self.count + i}", length, common) for i, (length, common) in enumerate(prompts)]
         self.count += len(rows)
         self.scheduler.add(rows)
         self.waiting += rows
@@ -95,6 +104,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler.finish(row)
         self.running.remove(row)
         self.finished.add(row.request_id)
+        self.ended.append(row)
         self.waited.pop(row.request_id, None)
 
     def _plan(self) -> Schedule:
@@ -107,6 +117,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.running.append(row)
         assert self.scheduler.num_unfinished == len(self.waiting) + len(self.running)
         self._check_admitted(schedule, busy, waiting_before)
+        self._check_shared(schedule)
         self._check_prefill(schedule)
         self._check_decode(schedule)
         assert schedule.prefill or schedule.decode, "a step that does nothing"
@@ -124,6 +135,28 @@ class SchedulerMachine(RuleBasedStateMachine):
         else:
             assert len(self.running) == limit or not self.waiting, "a free place was not taken"
         self.seen |= {"refilled"} if schedule.refilled else set()
+
+    def _check_shared(self, schedule: Schedule) -> None:
+        """What a row takes over is there, and is its own prompt without the pending token. Then it has it."""
+        rows = {row.request_id: row for row in self.running}
+        donors = rows | {row.request_id: row for row in self.ended}
+        cached = {name: row.cached_len for name, row in donors.items()}
+        for share in schedule.shared:
+            row, donor = rows[share.request_id], donors[share.donor]
+            assert row.cached_len == 0 < share.length < row.prompt_len
+            assert share.length <= cached[share.donor], "the donor has not computed it"
+            assert row.token_ids[: share.length] == donor.token_ids[: share.length]
+            row.cached_len = share.length
+            self.seen.add("taken over from a row that had ended" if donor in self.ended else "taken over")
+        held_back = [row for row in self.running if row.prefill_left and row not in [r for r, _ in schedule.prefill]]
+        if held_back and sum(length for _, length in schedule.prefill) < self.config.prefill_chunk:
+            for row in held_back if self.scheduler_name == "continuous" else []:
+                before = self.running[: self.running.index(row)]
+                assert any(
+                    other.prefill_left and other.token_ids[:LEAST] == row.token_ids[:LEAST] for other in before
+                ), "a row waits for nobody"
+                self.seen.add("waited for another row")
+        self.ended = []
 
     def _check_prefill(self, schedule: Schedule) -> None:
         total = 0
@@ -171,7 +204,15 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 EXPECTED = {
     "static": {"not grouped", "a prompt in several chunks"},
-    "continuous": {"not grouped", "a prompt in several chunks", "refilled", "prefilled beside decoding rows"},
+    "continuous": {
+        "not grouped",
+        "a prompt in several chunks",
+        "refilled",
+        "prefilled beside decoding rows",
+        "taken over",
+        "taken over from a row that had ended",
+        "waited for another row",
+    },
     "same-length": {"not grouped", "a prompt in several chunks", "refilled", "grouped", "patience ran out"},
 }
 

@@ -16,8 +16,8 @@ from specproof.config import METHODS
 
 LIMITS = (12, 2, 7, 1, 9, 3, 14, 5)
 FIELDS = [
-    "id", "text", "token_ids", "prompt_len", "finish_reason", "stop", "error", "steps", "drafted", "accepted",
-    "acceptance_histogram", "seconds",
+    "id", "text", "token_ids", "prompt_len", "shared", "finish_reason", "stop", "error", "steps", "drafted",
+    "accepted", "acceptance_histogram", "seconds",
 ]  # fmt: skip
 RATES = ("acceptance_rate", "mean_accepted_length", "tokens_per_second")
 
@@ -102,13 +102,14 @@ def test_the_json_document_has_counts_that_agree_with_the_rows(undisturbed):
     assert (document["rows"], document["errors"], document["resumed_rows"]) == (len(LIMITS), 0, 0)
     assert document["finish_reasons"] == {"stop": 0, "length": len(LIMITS), "error": 0}
     assert document["tokens"] == document["new_tokens"] == sum(LIMITS)
-    for key in ("steps", "drafted", "accepted"):
+    for key in ("steps", "drafted", "accepted", "shared"):
         assert document[key] == sum(row[key] for row in rows)
     assert document["acceptance_rate"] == pytest.approx(document["accepted"] / document["drafted"], abs=1e-6)
     assert document["mean_accepted_length"] == pytest.approx(sum(LIMITS) / document["steps"], abs=1e-6)
     assert document["tokens_per_second"] == pytest.approx(sum(LIMITS) / document["seconds"], rel=1e-3)
     assert (document["method"], document["batch_size"], document["layout"]) == ("specproof", 2, "slotted")
     assert document["refilled"] > 0
+    assert document["prefilled"] + document["shared"] == sum(row["prompt_len"] - 1 for row in rows)
 
 
 def test_every_drafter_gives_the_same_rows(undisturbed, prompts, smollm2_folder, tmp_path):
@@ -123,7 +124,7 @@ def test_every_drafter_gives_the_same_rows(undisturbed, prompts, smollm2_folder,
         result = specproof("generate", prompts, "-o", tmp_path / name, "--batch-size", 2, "--json", *options)
         assert result.exit_code == 0, result.output
         document = json.loads(result.stdout)
-        counts = ("seconds", "steps", "drafted", "accepted", "acceptance_histogram")
+        counts = ("seconds", "shared", "steps", "drafted", "accepted", "acceptance_histogram")
         assert read(tmp_path / name, counts) == read(undisturbed[0], counts)
         assert document["adaptive"] == (name == "suffix")
         assert document["num_draft_tokens"] == (5 if name in ("fixed", "cascade", "none") else 16)
@@ -153,7 +154,14 @@ def test_a_killed_run_resumes_without_losing_or_repeating_a_row(undisturbed, pro
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["resumed_rows"] >= 1
     assert json.loads(result.stdout)["tokens"] == sum(LIMITS) > json.loads(result.stdout)["new_tokens"]
-    counts = ("seconds", "steps", "drafted", "accepted", "acceptance_histogram")  # drafts may depend on the batch
+    counts = (
+        "seconds",
+        "shared",
+        "steps",
+        "drafted",
+        "accepted",
+        "acceptance_histogram",
+    )  # drafts may depend on the batch
     assert read(out, counts) == read(undisturbed[0], counts)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.jsonl", "out.jsonl.meta.jsonl"]
 
@@ -262,6 +270,10 @@ def test_a_model_that_cannot_be_loaded_leaves_no_file_behind(tmp_path):
         (("--draft", "d", "--method", "target-only"), "--draft with method target-only: it does not draft"),
         (("--drafter", "prompt-lookup", "--method", "target-only"), "--drafter with method target-only"),
         (("--num-draft-tokens", 3, "--drafter", "none"), "--num-draft-tokens: nothing drafts here"),
+        (
+            ("--no-share-prefixes", "--method", "eqspec"),
+            "--no-share-prefixes: only rows that are refilled in slots share",
+        ),
         (("--window", 64), "--window: only the same-length scheduler has one"),
         (("--window", 2, "--method", "exspec"), "window is 2, smaller than batch_size 8"),
         (("--device", "cpu", "--device-map", "auto"), "--device and --device-map: choose one"),

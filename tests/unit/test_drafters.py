@@ -73,6 +73,9 @@ class Ledger:
         del self.cells[row]
         self.layout.release(row)
 
+    def clear(self):
+        self.layout.clear()
+
     def forward(self, feeds, device_ids=None):
         device = [] if device_ids is None else device_ids.tolist()
         for feed in feeds:

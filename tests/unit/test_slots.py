@@ -1,5 +1,6 @@
 """Rows in cells: who lies where, and how much memory that takes."""
 
+import pytest
 import torch
 
 from specproof.kv.slots import Slots
@@ -46,8 +47,46 @@ def test_memory_follows_the_longest_live_row_by_a_quarter_at_most():
     slots.reserve({"short": 8})
     assert 8 <= slots.cells.capacity <= 10
     assert slots.cells.rows == 1
-    slots.release("short")
+    slots.clear()
     assert (slots.cells.nbytes, slots.cells.rows, slots.cells.capacity) == (0, 0, 0)
+
+
+def test_a_row_takes_over_what_another_has_or_had_until_the_next_reserve():
+    """All copies see what was there before: slot 0 is copied from and written to."""
+    slots = Slots()
+    for row in ("a", "b"):
+        slots.admit(row, 4)
+    slots.reserve({"a": 4, "b": 4})
+    write(slots, "a", [1, 2, 3, 4])
+    write(slots, "b", [5, 6, 7, 8])
+    slots.release("a")
+    slots.release("b")
+    for row, donor, length in (("c", "b", 2), ("d", "a", 3)):
+        slots.admit(row, 4)
+        slots.share(row, donor, length)
+    slots.reserve({"c": 4, "d": 4})
+    assert (slots.slot("c"), slots.slot("d")) == (0, 1)
+    assert (read(slots, "c", 2), read(slots, "d", 3)) == ([5, 6], [1, 2, 3])
+    slots.admit("e", 4)
+    slots.share("e", "d", 3)
+    slots.release("d")
+    slots.reserve({"e": 40})
+    assert (read(slots, "c", 2), read(slots, "e", 3)) == ([5, 6], [1, 2, 3]), "moved to memory of another size"
+    with pytest.raises(KeyError):
+        slots.share("c", "d", 1)
+
+
+def test_a_row_in_the_slot_of_its_donor_takes_over_without_a_copy(monkeypatch):
+    slots = Slots()
+    slots.admit("a", 4)
+    slots.reserve({"a": 4})
+    write(slots, "a", [1, 2, 3])
+    slots.release("a")
+    slots.admit("b", 4)
+    slots.share("b", "a", 2)
+    monkeypatch.setattr(slots.cells, "copy_from", None)
+    slots.reserve({"b": 4})
+    assert read(slots, "b", 2) == [1, 2]
 
 
 def test_memory_grows_rarely():

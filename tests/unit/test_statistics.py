@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from specproof.statistics import ZERO_ACCEPTANCE_DRAFTS, Statistics
-from specproof.step import PrefillChunk, RowStep, StepRecord
+from specproof.step import PrefillChunk, RowStep, SharedPrefix, StepRecord
 
 
 def record(*rows: RowStep, **fields) -> StepRecord:
@@ -41,16 +41,18 @@ def test_rates_are_none_where_their_denominator_is_zero():
 def test_steps_are_summed_up():
     statistics = Statistics()
     statistics(record(prefilled=(PrefillChunk("a", 0, 5), PrefillChunk("b", 2, 3)), refilled=2))
+    statistics(record(shared=(SharedPrefix("b", "a", 2), SharedPrefix("c", "a", 20))))
     statistics(record(step(5, 5), step(5, 2), grouped=True))
     statistics(record(step(3, 0), step(0, 0), realigned=True))
     assert statistics == Statistics(
-        steps=3,
+        steps=4,
         row_steps=4,
         emitted=6 + 3 + 1 + 1,
         drafted=13,
         right=7,
         accepted=7,
         prefilled=8,
+        shared=22,
         grouped_steps=1,
         realigned_steps=1,
         refilled=2,

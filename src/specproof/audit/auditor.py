@@ -17,7 +17,7 @@ from specproof.drafters.cascade import model_in
 from specproof.engine import Engine, request_names
 from specproof.errors import ConfigError, RequestError
 from specproof.intake import admit
-from specproof.kv.layout import Feed
+from specproof.kv.layout import Feed, Sharing
 from specproof.request import Output, Request
 from specproof.step import StepRecord
 
@@ -89,6 +89,8 @@ class Auditor:
         with ExitStack() as stack:
             for watch in self._watches:
                 stack.enter_context(patch.object(watch.layout, "forward", self._layout_forward(watch)))
+                if isinstance(watch.layout, Sharing):
+                    stack.enter_context(patch.object(watch.layout, "share", _told_first(watch, watch.layout.share)))
             for model in {id(watch.lm.model): watch.lm.model for watch in self._watches}.values():
                 hook = model.register_forward_hook(self._model_was_called, with_kwargs=True)
                 stack.callback(hook.remove)
@@ -132,6 +134,14 @@ class Auditor:
 
     def _report(self, invariant: str, row: str, expected: object, found: object, message: str) -> None:
         self.violations.append(Violation(invariant, self.num_steps, row, expected, found, message))
+
+
+def _told_first(watch: ForwardAudit, original: Callable[[str, str, int], None]) -> Callable[[str, str, int], None]:
+    def share(row: str, donor: str, length: int) -> None:
+        watch.share(row, donor, length)
+        original(row, donor, length)
+
+    return share
 
 
 def _true_rows(engine: Engine, requests: Sequence[Request], names: Sequence[str]) -> dict[str, TrueRow]:

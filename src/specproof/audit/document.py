@@ -11,6 +11,7 @@ Generated from `src/specproof/audit/invariants.py` and `faults.py`; a test holds
 position ids, cells, and the masks that attention used, read by a hook on the model. The truth they are compared with is
 kept apart from the engine, from the requests and the emitted tokens alone. Level light compares integers only. A ledger
 beside the cache holds, for each cell, which request, position and token wrote it, and is moved whenever the cells are.
+A cell that is copied with a shared prefix changes hands, if it was the donor's; its position and token stay.
 """
 
 _FAULTS = """

@@ -6,17 +6,21 @@ from dataclasses import dataclass, replace
 from specproof import engine as engine_module
 from specproof.audit import plants
 from specproof.drafters import ModelDrafter
+from specproof.drafters import model as model_drafter
 from specproof.engine import Engine
 from specproof.kv import left_padded
+from specproof.kv.cells import Cells
 from specproof.kv.left_padded import LeftPadded
 from specproof.kv.slots import Slots
 from specproof.kv.slotted import Slotted
+from specproof.schedulers import continuous
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
     """invariant: what it breaks. level: the least that shows it. methods: where it can happen. needs: the subject that
-    shows it ("draft": a draft model, "self-draft", "window": a windowed model, "ties": equal logits, "text": stop strings).
+    shows it ("draft": a draft model, "self-draft", "window": a windowed model, "ties": equal logits, "text": stop strings,
+    "prefix": prompts that begin alike).
     """
 
     summary: str
@@ -47,6 +51,10 @@ FAULTS: dict[str, Fault] = {
     "realigned-by-one": Fault("realigning moves KV one cell too far", "kv-matches", plants.patched(left_padded, "_source", plants.realigned_by_one_too_many), methods=LEFT),
     "not-realigned": Fault("padding changes, KV stays", "kv-matches", plants.not_realigned, methods=("eqspec", "exspec")),
     "not-written-back": Fault("new cells do not reach the pool", "kv-matches", plants.patched(LeftPadded, "_park", plants.parked_without_copying), methods=("exspec",)),
+    "prefix-too-long": Fault("a prefix is shared one token too far", "kv-matches", plants.patched(continuous, "share_prefixes", plants.shared_too_far), methods=FLAT, needs="prefix"),
+    "prefix-of-another": Fault("a prefix is shared from the wrong row", "kv-matches", plants.prefix_of_another_row, methods=FLAT, needs="prefix"),
+    "prefix-shifted": Fault("a shared prefix lands one cell too late", "kv-matches", plants.patched(Cells, "copy_from", plants.copied_one_late), methods=FLAT, needs="prefix"),
+    "prefix-not-copied": Fault("a shared prefix is counted, its KV is not copied", "kv-matches", plants.patched(Slots, "share", lambda original: lambda *arguments: None), methods=FLAT, needs="prefix"),
     "ledger-bypassed": Fault("KV changes without a write", "kv-matches", plants.in_forward(plants.noise_behind_the_ledger), level="full"),
     "crop-too-few": Fault("a rejected draft's KV stays counted", "positions-contiguous", plants.patched(engine_module, "Feed", plants.starts_moved(1))),
     "crop-too-many": Fault("one committed cell is dropped, the pending token moves", "positions-contiguous", plants.patched(engine_module, "Feed", plants.starts_moved(-1))),
@@ -65,6 +73,7 @@ FAULTS: dict[str, Fault] = {
     "draft-other-token": Fault("the draft goes on from a token that was not committed", "draft-in-sync", plants.patched(ModelDrafter, "_pending", plants.fed_another_token), needs="draft"),
     "draft-one-behind": Fault("after full acceptance the draft skips a token", "draft-in-sync", plants.patched(ModelDrafter, "commit", plants.draft_one_behind), needs="self-draft"),
     "draft-positions": Fault("the draft's positions have a gap", "positions-contiguous", plants.draft_positions, needs="draft"),
+    "draft-prefix-too-long": Fault("the draft shares a prefix one token too far", "draft-in-sync", plants.patched(model_drafter, "share_prefixes", plants.shared_too_far), methods=FLAT, needs="prefix"),
     "self-draft-rejected": Fault("the draft chooses by another rule than the target", "draft-in-sync", plants.draft_chooses_second_best, needs="self-draft"),
     "finished-twice": Fault("a row finishes twice", "conserved", plants.patched(Engine, "_commit", plants.finishes_twice)),
     "finishing-order": Fault("outputs come in finishing order", "conserved", plants.patched(Engine, "generate", plants.in_finishing_order)),

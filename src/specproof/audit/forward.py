@@ -29,8 +29,14 @@ class ForwardAudit:
         self._rows, self._report = rows, report
         self._windows = layer_windows(lm.model)
         self._feeds: Sequence[Feed] = ()
+        self._taken: list[tuple[str, str, int]] = []  # (row, donor, length), to be copied before the next forward
         for cells in layout.memories:
             cells.ledger = Ledger(cells.rows * cells.capacity)
+
+    def share(self, row: str, donor: str, length: int) -> None:
+        """The layout is asked to begin a row with `[0, length)` of its donor."""
+        self._taken.append((row, donor, length))
+        self._rows[row].cached[self.name] = length
 
     def begin(self, feeds: Sequence[Feed]) -> None:
         """The layout is asked to compute these feeds."""
@@ -48,6 +54,7 @@ class ForwardAudit:
             self._report("aligned", "all", size, len(given), "number of tokens of the forward")
             return
         assert kv.cells.ledger is not None
+        self._pass_on(kv.cells.ledger)
         kv.cells.ledger.stamp(kv.index.cpu(), torch.full((len(given), 3), -1))  # fillers belong to nobody
         starts, slots = [], []
         for feed, at in zip(feeds, places, strict=True):
@@ -92,6 +99,17 @@ class ForwardAudit:
             if ours != used:
                 self._report("mask-exact", "all", ours, used, f"window of layer {layer}")
         self._check_visible(feeds, places, cells, kv, plan)
+
+    def _pass_on(self, ledger: Ledger) -> None:
+        """Cells that were the donor's and have been copied are the row's now; any others stay whose they were."""
+        for name, donor, length in self._taken:
+            located = self.layout.locate(name, length)
+            assert located is not None
+            requests = ledger.entries[located[1], 0]
+            ledger.entries[located[1], 0] = requests.where(
+                requests != self._rows[donor].number, self._rows[name].number
+            )
+        self._taken = []
 
     def end(self) -> None:
         """A step is over: what was fed behind the committed tokens counts no more."""

@@ -241,6 +241,38 @@ def slots_swapped(original: Callable) -> Callable:
     return slot
 
 
+def shared_too_far(original: Callable) -> Callable:
+    """The first token that differs is taken over as well."""
+
+    def share(rows: Any, past: Any = ()) -> Any:
+        shares, waiting = original(rows, past)
+        known = {row.request_id: row for row in (*rows, *past)}
+        most = [min(known[s.request_id].prefill_len, known[s.donor].cached_len) for s in shares]
+        return tuple(replace(s, length=min(s.length + 1, m)) for s, m in zip(shares, most, strict=True)), waiting
+
+    return share
+
+
+@contextmanager
+def prefix_of_another_row(engine: Engine) -> Iterator[None]:
+    """The KV is that of a row that begins otherwise."""
+    original = engine.layout.share  # type: ignore[attr-defined]
+
+    def share(row: str, donor: str, length: int) -> None:
+        first = engine._running[row].token_ids[0]
+        others = [name for name, other in engine._running.items() if other.cached_len and other.token_ids[0] != first]
+        original(row, others[0] if others else donor, length)
+
+    with patch.object(engine.layout, "share", share):
+        yield
+
+
+def copied_one_late(original: Callable) -> Callable:
+    return lambda cells, other, source, index: original(
+        cells, other, source, (index + 1) % (cells.rows * cells.capacity)
+    )
+
+
 def realigned_by_one_too_many(original: Callable) -> Callable:
     return lambda *arguments: original(*arguments).roll(1)
 

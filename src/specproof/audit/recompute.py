@@ -43,7 +43,9 @@ def check_kv(
 
 def check_rows_alone(engine: Engine, requests: Sequence[Request], outputs: Sequence[Output], report: Report) -> None:
     """Decode each row with no neighbours and no drafter; a difference must be a near-tie of the target's own logits."""
-    alone = Engine(engine.target, None, EngineConfig(method="target-only", batch_size=1), engine.tokenizer)
+    alone = Engine(
+        engine.target, None, EngineConfig("target-only", batch_size=1, share_prefixes=False), engine.tokenizer
+    )
     tolerance = TOLERANCE.get(engine.target.dtype, 1e-1)
     for request, output in zip(requests, outputs, strict=True):
         (single,) = alone.generate([request])

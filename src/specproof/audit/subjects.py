@@ -15,7 +15,7 @@ from specproof.request import Request
 
 VOCAB = 61
 WINDOW = 7
-NEEDS = ("", "draft", "self-draft", "window", "ties", "text")
+NEEDS = ("", "draft", "self-draft", "window", "ties", "text", "prefix")
 _SIZE = {
     "vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
     "intermediate_size": 48, "head_dim": 8, "max_position_embeddings": 160, "tie_word_embeddings": False,
@@ -56,7 +56,12 @@ def subject(needs: str, seed: int = 0, dtype: torch.dtype = torch.float64) -> Su
     drafter = target if needs == "self-draft" else _noisy(target, random_lm(family, seed, dtype, **size), seed)
     draw = random.Random(seed)
     shapes = [(1, 20), (5, 30), (17, 12), (40, 25), (3, 6), (9, 33), (2, 15), (26, 20)]
-    plain = [Request([draw.randrange(VOCAB) for _ in range(length)], limit) for length, limit in shapes]
+    length = 32 if needs == "prefix" else 0
+    begins = [[draw.randrange(VOCAB) for _ in range(length)] for _ in range(2)]  # of every other row
+    plain = [
+        Request([*begins[i % 2], *(draw.randrange(VOCAB) for _ in range(length))], limit)
+        for i, (length, limit) in enumerate(shapes)
+    ]
     tokenizer = Letters() if needs == "text" else None
     return Subject(target, drafter, tuple(_with_ends(target, plain, tokenizer)), tokenizer)
 

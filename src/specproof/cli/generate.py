@@ -41,6 +41,9 @@ def generate(
     commit: Annotated[str | None, _method(help="per-row or batch-min.")] = None,
     window: Annotated[int | None, _method(min=1, help="Rows in the pool of same-length. (default 32)")] = None,
     sort_by_length: Annotated[bool, _method("--sort-by-length", help="Short prompts first.")] = False,
+    no_share_prefixes: Annotated[
+        bool, _method("--no-share-prefixes", help="Compute each prompt anew, also what another row has.")
+    ] = False,
     prefill_chunk: Annotated[int, _method(min=1, help="Most prompt tokens per forward.")] = 256,
     target: Annotated[str | None, _model(help="Folder or hub name. (default: the embedded SmolLM2)")] = None,
     dtype: Annotated[str, _model(help="float32, bfloat16, float16, float64 or auto.")] = "float32",
@@ -83,8 +86,10 @@ def generate(
             prefill_chunk=prefill_chunk,
             attention=attention,
             numerics=numerics,
+            share_prefixes=not no_share_prefixes,
             pack=not no_pack,
         )
+        can_share = replace(config, share_prefixes=True).shares_prefixes
         paced = drafter != "none" and _pays(config.parts)
         config = replace(config, adaptive=paced if adaptive is None else adaptive)
         most = (16 if config.adaptive else 5) if num_draft_tokens is None else num_draft_tokens
@@ -98,6 +103,9 @@ def generate(
         _refuse("--num-draft-tokens", num_draft_tokens is not None and nothing_drafts, "nothing drafts here")
         _refuse("--adaptive", adaptive and nothing_drafts, "nothing drafts here")
         _refuse("--window", window is not None and not has_pool, "only the same-length scheduler has one")
+        _refuse(
+            "--no-share-prefixes", no_share_prefixes and not can_share, "only rows that are refilled in slots share"
+        )
         _refuse("--device and --device-map", device and device_map, "choose one")
         _refuse("--resume and --overwrite", resume and overwrite, "choose one")
         _refuse("--resume", resume and out == "-", "standard output cannot be resumed; name a file with -o")

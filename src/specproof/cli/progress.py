@@ -73,6 +73,9 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
     table.add_row("tokens", str(summary["tokens"]))
     if summary["resumed_rows"]:
         table.add_row("tokens of this run", str(summary["new_tokens"]))
+    if summary["shared"]:
+        prompts = f"{summary['prefilled']} computed, {summary['shared']} taken over from other rows"
+        table.add_row("prompt tokens", prompts)
     table.add_row("seconds", f"{summary['seconds']:.2f}")
     table.add_row("tokens per second", _number(summary["tokens_per_second"], ".1f"))
     acceptance = _number(summary["acceptance_rate"], ".1%")

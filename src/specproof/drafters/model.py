@@ -7,8 +7,9 @@ from torch import Tensor
 
 from specproof.choice import Ban, choose
 from specproof.drafters.drafter import Confidence, DeviceDrafts, DraftRow, GoOn, NextDraft
-from specproof.kv.layout import Feed, Layout
+from specproof.kv.layout import Feed, Layout, Sharing
 from specproof.lm import LM
+from specproof.prefixes import Holder, share_prefixes
 
 SOURCE = "model"
 
@@ -19,7 +20,8 @@ class ModelDrafter:
     After full acceptance a row lacks the KV of its last draft, so it feeds two tokens in the next step, not one. Drafts
     stay on the device. Rows too long for the draft's context, or with an id that it does not have, get no drafts.
 
-    A row that was not drafted for in some steps reads what it missed when it drafts again.
+    A row that was not drafted for in some steps reads what it missed when it drafts again. A new row takes over what it
+    has in common with the others of the step, if `share_prefixes` says so and the layout can.
 
     layout: KV memory for `lm`, whose head may be cut (to rising ids). vocab_size: the target's; no id beyond it is
     proposed. prefill_chunk: most tokens of one catching-up forward. go_on: asked before each round which rows draft on;
@@ -28,7 +30,9 @@ class ModelDrafter:
 
     go_on: GoOn | None = None
 
-    def __init__(self, lm: LM, layout: Layout, vocab_size: int, prefill_chunk: int = 256) -> None:
+    def __init__(
+        self, lm: LM, layout: Layout, vocab_size: int, prefill_chunk: int = 256, share_prefixes: bool = False
+    ) -> None:
         self.lm = lm
         self.layout = layout
         self._vocab_size = min(vocab_size, lm.vocab_size)
@@ -36,6 +40,7 @@ class ModelDrafter:
         self._columns = {token: column for column, token in enumerate(columns) if token < self._vocab_size}
         self._head = None if lm.head_ids is None else torch.tensor(lm.head_ids, device=lm.device)
         self._prefill_chunk = prefill_chunk
+        self._sharing = layout if share_prefixes and isinstance(layout, Sharing) else None
         self._cached: dict[str, int] = {}  # request_id -> cached_len
         self._fed: dict[str, int] = {}  # request_id -> drafts of this step whose KV was computed
 
@@ -99,6 +104,8 @@ class ModelDrafter:
             self.layout.release(request_id)
             for table in (self._cached, self._fed):
                 table.pop(request_id, None)
+            if not self._cached:
+                self.layout.clear()
 
     def _count(self, row: DraftRow, max_tokens: int) -> int:
         if self.lm.vocab_size < self._vocab_size and max(row.token_ids) >= self.lm.vocab_size:
@@ -127,7 +134,7 @@ class ModelDrafter:
             if row.request_id not in self._cached:
                 self.layout.admit(row.request_id, len(row.token_ids))
                 self._cached[row.request_id] = 0
-        while behind := [row for row in rows if len(row.token_ids) - self._cached[row.request_id] > 2]:
+        while behind := self._behind(rows):
             share = max(1, self._prefill_chunk // len(behind))
             feeds = []
             for row in behind:
@@ -136,6 +143,19 @@ class ModelDrafter:
                 feeds.append(Feed(row.request_id, start, row.token_ids[start:end]))
                 self._cached[row.request_id] = end
             self.layout.forward(feeds)
+
+    def _behind(self, rows: Sequence[DraftRow]) -> list[DraftRow]:
+        """Rows that lack more than two tokens, but for those that wait to take them over from another."""
+        cached, waiting = self._cached, set()
+        if self._sharing is not None:
+            shares, waiting = share_prefixes(
+                [Holder(row.request_id, row.token_ids, cached[row.request_id], len(row.token_ids) - 1) for row in rows]
+            )
+            for prefix in shares:
+                self._sharing.share(prefix.request_id, prefix.donor, prefix.length)
+                cached[prefix.request_id] = prefix.length
+        behind = [row for row in rows if len(row.token_ids) - cached[row.request_id] > 2]
+        return [row for row in behind if row.request_id not in waiting]
 
 
 def _probability(logits: Tensor, tokens: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ def result_of(row_id: str | int | None, output: Output, seconds: float | None) -
         "text": output.text,
         "token_ids": list(output.token_ids),
         "prompt_len": output.prompt_len,
+        "shared": output.num_shared,
         "finish_reason": output.finish_reason,
         "stop": output.stop,
         "error": output.error,

@@ -29,8 +29,9 @@ class Tally:
     def summary(self, statistics: Statistics, seconds: float) -> dict[str, Any]:
         """Counts and rates of all rows; what `statistics` and `seconds` say is of this run only.
 
-        steps: (row, step) pairs. acceptance_rate: accepted / drafted. mean_accepted_length: tokens / steps. new_tokens,
-        tokens_per_second, engine_steps and those after it: of this run. A rate without a denominator is None.
+        steps: (row, step) pairs. acceptance_rate: accepted / drafted. mean_accepted_length: tokens / steps. prefilled,
+        shared: prompt tokens computed / taken over from another row. new_tokens, tokens_per_second, prefilled and those
+        after it: of this run. A rate without a denominator is None.
         """
         totals = self._totals
         return {
@@ -47,6 +48,8 @@ class Tally:
             "steps": totals["steps"],
             "drafted": totals["drafted"],
             "accepted": totals["accepted"],
+            "prefilled": statistics.prefilled,
+            "shared": statistics.shared,
             "engine_steps": statistics.steps,
             "expected": round(statistics.expected, 1),
             "acceptance_by_place": [round(share, 4) for share in statistics.acceptance_by_place],

@@ -6,7 +6,7 @@ it feeds; shortening a row is just starting earlier next time.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -57,6 +57,10 @@ class Layout(Protocol):
         """A row has finished."""
         ...
 
+    def clear(self) -> None:
+        """Forget all rows; no memory is held."""
+        ...
+
     def forward(self, feeds: Sequence[Feed], device_ids: Tensor | None = None) -> Tensor:
         """Compute the feeds, each row at most once. device_ids: the device tokens of all feeds, in feed order.
 
@@ -76,6 +80,18 @@ class Layout(Protocol):
     @property
     def nbytes(self) -> int:
         """Bytes of KV memory held."""
+        ...
+
+
+@runtime_checkable
+class Sharing(Protocol):
+    """A layout in which a row can begin with what another one holds."""
+
+    def share(self, row: str, donor: str, length: int) -> None:
+        """In the next forward `row`, which holds nothing yet, holds positions `[0, length)` of `donor` as its own.
+
+        donor: a row that holds them, or held them when it was released; released rows are readable until that forward.
+        """
         ...
 
 

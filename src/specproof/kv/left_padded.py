@@ -48,8 +48,12 @@ class LeftPadded:
         if row in self._pool:
             self._pool.release(row)
         if not self._written:
-            self._cells.reshape(0, 0)
-            self._pads = {}
+            self.clear()
+
+    def clear(self) -> None:
+        self._written, self._pooled, self._pads = {}, {}, {}
+        self._cells.reshape(0, 0)
+        self._pool.clear()
 
     def locate(self, row: str, length: int) -> tuple[Cells, Tensor] | None:
         if row not in self._pads:
@@ -180,10 +184,8 @@ class LeftPadded:
             self._cells.reshape(len(pads), capacity)
             self._cells.copy_from(self._pool.cells, source, torch.arange(len(source)))
         if self._written.keys() <= pads.keys():  # nobody waits: the pool would only hold copies
-            for row in pads:
-                if row in self._pool:
-                    self._pool.release(row)
-                    self._pooled[row] = 0
+            self._pool.clear()
+            self._pooled = dict.fromkeys(self._pooled, 0)
 
     def _park(self, rows: list[str]) -> None:
         """Copy to the pool what it does not hold yet of rows in the rectangle."""

@@ -42,6 +42,12 @@ class Slotted:
     def release(self, row: str) -> None:
         self.slots.release(row)
 
+    def clear(self) -> None:
+        self.slots.clear()
+
+    def share(self, row: str, donor: str, length: int) -> None:
+        self.slots.share(row, donor, length)
+
     def locate(self, row: str, length: int) -> tuple[Cells, Tensor]:
         cells = self.slots.cells
         return cells, self.slots.slot(row) * cells.capacity + torch.arange(length)

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from specproof.config import EngineConfig
 from specproof.sequence import Sequence
+from specproof.step import SharedPrefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +16,7 @@ class Schedule:
 
     admitted: rows that enter now. prefill: rows and how many prompt tokens of each to compute. decode: rows that emit.
     refilled: how many of the admitted join rows that are already running. grouped: the rows that decode were picked
-    because their lengths are equal.
+    because their lengths are equal. shared: what rows take over from others before anything is computed.
     """
 
     admitted: tuple[Sequence, ...] = ()
@@ -23,6 +24,7 @@ class Schedule:
     decode: tuple[Sequence, ...] = ()
     refilled: int = 0
     grouped: bool = False
+    shared: tuple[SharedPrefix, ...] = ()
 
 
 class Scheduler(Protocol):
