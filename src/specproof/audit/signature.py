@@ -12,7 +12,7 @@ from specproof.audit.structure import find_loop
 from specproof.lm import LM
 
 FOREIGN_TOKENS, LEAST_FOREIGN = 16, 6  # tokens that must follow from another row; fewer than the second prove nothing
-FOREIGN_TRIES = 16  # prefixes of other rows that are tried, at most
+FOREIGN_TRIES = 6  # prefixes of other rows that are tried, at most
 CLOSE = 0.25  # of the row's median top-2 gap: lost synchronisation does not choose that closely every time
 
 
@@ -103,12 +103,13 @@ def _other_prefixes(
 ) -> Iterator[tuple[int, tuple[int, ...]]]:
     """Other rows' prompts with `index` tokens of output, from which row `me` may go on: the likelier ones first.
 
-    First with the other row's own tokens: the target's choice behind them is known. Then with those of row `me`.
+    First with the other row's own tokens: the target's choice behind them is known. Then with those of row `me`. Rows
+    that have most of the tokens that are to be explained come first.
     """
     mine, prompt = rows[me].score.tokens, rows[me].ids[: rows[me].prompt_len]
     others = [k for k, row in enumerate(rows) if k != me and row.ids[: row.prompt_len] != prompt]
-    # Swapped rows are both wrong: those that are not the target's own are tried first.
-    others.sort(key=lambda k: not rows[k].score.differing)
+    told = set(mine[index : index + FOREIGN_TOKENS])
+    others.sort(key=lambda k: -len(told.intersection(rows[k].ids)))
     for k in others:
         if len(rows[k].score.tokens) >= index and _may_follow(mine[index], rows[k].score, index, noise):
             yield k, rows[k].ids[: rows[k].prompt_len + index]
