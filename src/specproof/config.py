@@ -57,6 +57,7 @@ class EngineConfig:
     numerics: "invariant": a row's logits are the same bits whatever the batch, K and chunks; "fast"; "auto": invariant
     where a probe finds that this machine's kernels allow it.
     pack: reorder the weights of linear layers for the CPU's products while decoding; invariant numerics need it.
+    compile: run the target's layers compiled; the draft model's run as they are.
     """
 
     method: str = "specproof"
@@ -73,6 +74,7 @@ class EngineConfig:
     attention: str = "sdpa"
     numerics: str = "auto"
     pack: bool = True
+    compile: bool = False
 
     def __post_init__(self) -> None:
         _one_of("method", self.method, METHODS)

@@ -139,7 +139,8 @@ class LM:
         step = RunningStep(kv)
         with during(step), compiled.running(layers, step), _attention(self.model.config, COMPILED_ATTENTION_NAME):
             logits = self.model(input_ids=ids, position_ids=position_ids, use_cache=True, **arguments).logits
-        return (logits if self._keeps_logits else logits[:, kept]).view(rows, len(columns), -1)
+        logits = logits if self._keeps_logits else logits[:, kept]
+        return logits.view(rows, len(columns), logits.shape[-1])
 
     @torch.inference_mode()
     def plain_forward(
