@@ -18,7 +18,6 @@ from specproof.errors import ConfigError, UnsupportedModelError
 from specproof.kv.transformers_cache import (
     ATTENTION_NAME,
     COMPILED_ATTENTION_NAME,
-    PASSED_ON,
     RunningStep,
     StepCache,
 )
@@ -116,31 +115,24 @@ class LM:
     def forward(self, ids: Tensor, position_ids: Tensor, kv: StepCache, columns: Tensor) -> Tensor:
         """ids, position_ids: (b, n) long. columns: (m,) long, which of the n columns need logits. -> (b, m, V)."""
         arrange(self.model, kv.plan.numerics.packed, kv.plan.numerics.block)
-        if kv.plan.numerics.compiled:
-            return self._forward_compiled(ids, position_ids, kv, columns)
         arguments = {self._cache_argument: kv, "attention_plan": kv.plan}
         if self._keeps_logits:
             arguments["logits_to_keep"] = columns
-        with _attention(self.model.config, ATTENTION_NAME):
+        running = (
+            self._compiled(kv, ids) if kv.plan.numerics.compiled else _attention(self.model.config, ATTENTION_NAME)
+        )
+        with running:
             logits = self.model(input_ids=ids, position_ids=position_ids, use_cache=True, **arguments).logits
         return logits if self._keeps_logits else logits[:, columns]
 
-    def _forward_compiled(self, ids: Tensor, position_ids: Tensor, kv: StepCache, columns: Tensor) -> Tensor:
-        """The same with compiled layers, which see (1, N) tokens, at least two: a single one is fed twice."""
-        rows, count = ids.shape
-        ids, position_ids = ids.reshape(1, -1), position_ids.reshape(1, -1)
-        if rows * count == 1:
-            ids, position_ids = ids.repeat(1, 2), position_ids.repeat(1, 2)
-        kept = (torch.arange(rows, device=columns.device)[:, None] * count + columns).flatten()
-        arguments: dict[str, Any] = {self._cache_argument: PASSED_ON}
-        if self._keeps_logits:
-            arguments["logits_to_keep"] = kept
+    @contextmanager
+    def _compiled(self, kv: StepCache, ids: Tensor) -> Iterator[None]:
+        """Have the model's layers run compiled for one forward; the model is left as it was."""
         layers, compiled = compiled_layers(self.model, kv.plan.numerics.packed)
         step = RunningStep(kv)
-        with during(step), compiled.running(layers, step), _attention(self.model.config, COMPILED_ATTENTION_NAME):
-            logits = self.model(input_ids=ids, position_ids=position_ids, use_cache=True, **arguments).logits
-        logits = logits if self._keeps_logits else logits[:, kept]
-        return logits.view(rows, len(columns), logits.shape[-1])
+        attention = _attention(self.model.config, COMPILED_ATTENTION_NAME)
+        with during(step), compiled.running(layers, step, ids), attention:
+            yield
 
     @torch.inference_mode()
     def plain_forward(

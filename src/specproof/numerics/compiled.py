@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from time import perf_counter
+from types import MethodType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -21,6 +22,7 @@ from torch.utils._pytree import tree_flatten
 from transformers import PreTrainedModel
 
 from specproof.errors import ConfigError
+from specproof.kv.transformers_cache import PASSED_ON, StepCache
 from specproof.layers import decoder_layers
 from specproof.numerics.artifact import compiler, load, save
 from specproof.numerics.opaque import Running
@@ -40,17 +42,21 @@ class Layers:
         self._kinds = [_kind(layer) for layer in layers]
         if len(set(self._kinds)) > MOST_KINDS:
             raise ConfigError(
-                f"the layers cannot be compiled: they are of {len(set(self._kinds))} kinds, and at most {MOST_KINDS} are"
+                f"the layers cannot be compiled: they are of {len(set(self._kinds))} kinds, at most {MOST_KINDS} can be"
             )
         self._code: dict[tuple, Callable[..., Any]] = {}
         self.seconds: float | None = None
+        self._noted: dict[int, tuple[tuple, dict[str, Any]]] | None = None
 
     @contextmanager
-    def running(self, layers: nn.ModuleList, running: Running) -> Iterator[None]:
-        """Calling the layers runs the compiled ones while the block runs; `running` is told which."""
+    def running(self, layers: nn.ModuleList, running: Running, ids: Tensor) -> Iterator[None]:
+        """Calling the layers runs the compiled ones while the block runs; `running` is told which.
+
+        ids: (b, n), of the forward. The compiled layers see (1, N), at least two tokens: a single one is fed twice.
+        """
         started = perf_counter()
         for number, layer in enumerate(layers):
-            vars(layer)["forward"] = partial(self._forward, running, number, layer)
+            vars(layer)["forward"] = partial(self._forward, running, ids.shape, number, layer)
         try:
             yield
         finally:
@@ -59,21 +65,49 @@ class Layers:
         if self.seconds is None:
             self.seconds = perf_counter() - started
 
-    @property
-    def firsts(self) -> list[int]:
-        """The number of the first layer of each kind."""
-        return [self._kinds.index(kind) for kind in dict.fromkeys(self._kinds)]
+    @contextmanager
+    def noting(self, calls: dict[int, tuple[tuple, dict[str, Any]]]) -> Iterator[None]:
+        """Note the arguments of the first layer of each kind, by number, while the block runs."""
+        self._noted = calls
+        try:
+            yield
+        finally:
+            self._noted = None
 
     def run(self, number: int, layer: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
         """One layer; the operators in it work on what is running (see `opaque.during`)."""
         kind = self._kinds[number]
+        if self._noted is not None and self._kinds.index(kind) == number:
+            self._noted[number] = args, kwargs
         if kind not in self._code:
             self._code[kind] = _compile(layer, args, kwargs)
         return self._code[kind](layer, args, kwargs)
 
-    def _forward(self, running: Running, number: int, layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def _forward(
+        self, running: Running, shape: torch.Size, number: int, layer: nn.Module, *args: Any, **kwargs: Any
+    ) -> Any:
         running.layer = number
-        return self.run(number, layer, args, kwargs)
+        kwargs.pop("attention_plan", None)
+        out = self.run(number, layer, _flat(args, shape), {name: _flat(value, shape) for name, value in kwargs.items()})
+        return out if shape[0] == 1 < shape[1] else _unflat(out, shape)
+
+
+def _flat(value: Any, shape: torch.Size) -> Any:
+    """What a layer is given, tokens (b, n, ...) as (1, N, ...), with a cache that knows nothing of the step."""
+    if isinstance(value, Tensor):
+        if shape[0] == 1 < shape[1] or value.ndim < 2 or value.shape[1] != shape[1]:
+            return value
+        value = value.expand(shape[0], *value.shape[1:]).flatten(0, 1)[None]
+        return value if value.shape[1] > 1 else value.repeat_interleave(2, dim=1)
+    if isinstance(value, tuple | list):
+        return type(value)(_flat(part, shape) for part in value)
+    return PASSED_ON if isinstance(value, StepCache) else value
+
+
+def _unflat(value: Any, shape: torch.Size) -> Any:
+    if isinstance(value, Tensor):
+        return value[:, : shape.numel()].view(*shape, *value.shape[2:])
+    return type(value)(_unflat(part, shape) for part in value) if isinstance(value, tuple | list) else value
 
 
 _LAYERS: WeakKeyDictionary[nn.ModuleList, dict[bool, Layers]] = WeakKeyDictionary()
@@ -110,7 +144,9 @@ def _compile(layer: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Callable[
         _mark_tokens((args, kwargs))
         options: Any = {**_OPTIONS, "guard_filter_fn": lambda guards: [False] * len(guards)}
         compiled: Any = torch.compile(_run, fullgraph=True, options=options)
-        made = compiled.aot_compile(((layer, args, kwargs), {}))
+        # Nothing but the tokens varies, whatever other models this process has compiled.
+        with torch._dynamo.config.patch(automatic_dynamic_shapes=False, specialize_float=True):
+            made = compiled.aot_compile(((layer, args, kwargs), {}))
         save(about, made)
     made.disable_guard_check()
     return made
@@ -137,7 +173,7 @@ def _fingerprint(layer: nn.Module) -> str:
     named = list(layer.named_modules())
     sources = {inspect.getsource(sys.modules[type(module).__module__]) for _, module in named}
     configs = {str(value) for _, module in named for value in vars(module).values() if hasattr(value, "to_json_string")}
-    kind = tuple((name, *_about(module, lambda value: type(value).__qualname__)) for name, module in named)
+    kind = tuple((name, *_about(module, _named)) for name, module in named)
     return repr((kind, sorted(configs), sorted(hashlib.sha256(source.encode()).hexdigest() for source in sources)))
 
 
@@ -151,14 +187,33 @@ def _about(module: nn.Module, other: Callable[[Any], Any]) -> tuple:
     return (
         type(module),
         tuple((name, t if t is None else (t.shape, t.dtype, t.device)) for name, t in tensors.items()),
-        tuple((n, v if isinstance(v, bool | int | float | str | None) else other(v)) for n, v in values.items()),
+        tuple((name, _told(value, other)) for name, value in values.items()),
     )
+
+
+def _told(value: Any, other: Callable[[Any], Any]) -> Any:
+    match value:
+        case bool() | int() | float() | str() | None:
+            return value
+        case tuple() | list():
+            return tuple(_told(part, other) for part in value)
+        case partial():
+            return other(value.func), _told(value.args, other), _told(list(value.keywords.items()), other)
+        case MethodType():
+            return other(value.__func__)
+    return other(value)
+
+
+def _named(value: Any) -> str:
+    return getattr(value, "__qualname__", type(value).__qualname__)
 
 
 def _shapes(values: Any) -> str:
     """Of arguments: their structure, and the shapes of tensors but for the tokens'."""
     leaves, spec = tree_flatten(values)
-    return repr((spec, [(v.ndim, v.shape[2:], v.dtype) if isinstance(v, Tensor) else type(v).__qualname__ for v in leaves]))
+    return repr(
+        (spec, [(v.ndim, v.shape[2:], v.dtype) if isinstance(v, Tensor) else type(v).__qualname__ for v in leaves])
+    )
 
 
 def _is_hooked(module: nn.Module) -> bool:

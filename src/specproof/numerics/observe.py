@@ -3,7 +3,6 @@
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -39,8 +38,8 @@ class Operations:
     """Distinct ones, each with a module that does it.
 
     linear: by (out, in, has a bias). rowwise: all other modules without children, with the arguments of the call: the
-    norms, activations and rotary tables, which take tokens along dimension 1. compiled: the first layer of each kind, by
-    number, with the arguments of the call.
+    norms, activations and rotary tables, which take tokens along dimension 1. compiled: the first layer of each kind,
+    by number, with the arguments of the call.
     """
 
     linear: dict[tuple[int, int, bool], nn.Module] = field(default_factory=dict)
@@ -58,8 +57,8 @@ def observe(lm: LM, attention: str, numerics: Numerics) -> Operations:
     with _watching(lm.model, found, inside):
         small_forward(lm, attention, replace(numerics, compiled=False), found)
     if numerics.compiled:
-        layers, compiled = compiled_layers(lm.model, numerics.packed)
-        with _calls({number: layers[number] for number in compiled.firsts}, found.compiled):
+        _, compiled = compiled_layers(lm.model, numerics.packed)
+        with compiled.noting(found.compiled):
             small_forward(lm, attention, numerics)
     return found
 
@@ -90,21 +89,6 @@ class _Recorder(AttentionPlan):
         )
         self.found.attention.setdefault(shape, layer)
         return super().attend(layer, query, keys, values, scale, softcap)
-
-
-@contextmanager
-def _calls(modules: dict[int, nn.Module], found: dict[int, tuple[tuple, dict[str, Any]]]) -> Iterator[None]:
-    """Notes the arguments that modules are called with."""
-
-    def note(number: int, _: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        found[number] = args, kwargs
-
-    hooks = [m.register_forward_pre_hook(partial(note, number), with_kwargs=True) for number, m in modules.items()]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 @contextmanager

@@ -38,7 +38,10 @@ def during(running: Running) -> Iterator[None]:
 
 
 def packed_product(rows: Tensor, weight: Tensor, bias: Tensor | None, block: int | None) -> Tensor:
-    """rows: (n, in), weight: packed (out, in) -> (n, out). At least two rows a product (one is fed twice), at most `block`."""
+    """rows: (n, in), weight: packed (out, in) -> (n, out).
+
+    A product gets at least two rows (one is fed twice) and at most `block`; None: no limit.
+    """
     if block is not None and len(rows) > block:
         return torch.cat([packed_product(part, weight, bias, block) for part in rows.split(block)])
     if len(rows) == 1:
