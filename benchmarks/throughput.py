@@ -3,9 +3,9 @@
     python benchmarks/throughput.py [--target FOLDER] [--draft FOLDER] [--dtype bfloat16] [--batch-size 8] [--json]
 
 `generate` decodes batches padded on the left; each of ours has a new engine. EOS is ignored, so that all emit the same
-number of tokens; prefill is in the time, packing of weights and the first forwards of a process are not. The variants
-take turns; a ratio is that to `generate` in the same repeat, medians are over `--repeats`, with the range beside. The
-prompts are the built-in ones, or `--prompts FILE` (what `specproof generate` reads), in the chat template.
+number of tokens; prefill is in the time, packing of weights, compiling and the first forwards of a process are not. The
+variants take turns; a ratio is that to `generate` in the same repeat, medians are over `--repeats`, with the range
+beside. The prompts are the built-in ones, or `--prompts FILE` (what `specproof generate` reads), in the chat template.
 """
 
 import argparse
@@ -35,6 +35,10 @@ def main() -> None:
         "target-only, fast": lambda: Engine(target, None, replace(plain, numerics="fast")),
         "target-only, stock weights": lambda: Engine(target, None, replace(plain, numerics="fast", pack=False)),
         "target-only, invariant": lambda: Engine(target, None, replace(plain, numerics="invariant")),
+        "target-only, compiled": lambda: Engine(target, None, replace(plain, numerics="fast", compile=True)),
+        "target-only, invariant, compiled": lambda: Engine(
+            target, None, replace(plain, numerics="invariant", compile=True)
+        ),
         "adaptive, suffix": lambda: Engine(target, Suffix(), drafting),
     }
     if draft is not None:
@@ -67,7 +71,7 @@ def main() -> None:
     for row in rows:
         low, high = row["ratio_range"]
         print(
-            f"{row['name']:28} {row['tokens_per_second']:7.1f} tokens/s  {row['ratio']:.2f} ({low:.2f} to {high:.2f})"
+            f"{row['name']:32} {row['tokens_per_second']:7.1f} tokens/s  {row['ratio']:.2f} ({low:.2f} to {high:.2f})"
         )
 
 

@@ -1,5 +1,6 @@
 """From what a user names (a model, a folder, a drafter) to the parts of an engine that fit together."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from specproof.config import EngineConfig
@@ -55,7 +56,7 @@ def as_drafter(
     require_supported(lm, config.attention)
     if config.draft_head is not None:
         lm = lm.with_head(frequent_ids(lm, draft_tokenizer or target_tokenizer, config.draft_head))
-    layout = LAYOUTS[config.parts.layout](lm, config.attention, choose_numerics(lm, config))
+    layout = LAYOUTS[config.parts.layout](lm, config.attention, choose_numerics(lm, replace(config, compile=False)))
     return ModelDrafter(lm, layout, target.vocab_size, config.prefill_chunk, config.shares_prefixes)
 
 

@@ -20,6 +20,7 @@ from specproof.kv import LAYOUTS
 from specproof.kv.layout import Feed, Sharing
 from specproof.lm import LM
 from specproof.numerics.choose import choose_numerics
+from specproof.numerics.compilation import measure
 from specproof.pace import Adaptive, Fixed, Pace
 from specproof.request import Output, Request
 from specproof.schedulers import SCHEDULERS, Schedule
@@ -42,7 +43,8 @@ class Engine:
     loaded with the target if that is a name or folder.
 
     observers: called with the StepRecord of every step. statistics: sums over all steps. clock: seconds, for the
-    records. pace: how many drafts a step asks for; None: `Adaptive` or `Fixed`, as the config says.
+    records. pace: how many drafts a step asks for; None: `Adaptive` or `Fixed`, as the config says. compilation: what
+    compiling cost and saves; None if the layers run as they are.
     Raises UnsupportedModelError, TokenizerMismatchError or ConfigError where the parts do not fit.
     """
 
@@ -71,6 +73,7 @@ class Engine:
         self.statistics = Statistics()
         self.observers: list[Observer] = [self.statistics, self.pace]
         self.numerics = choose_numerics(self.target, self.config)
+        self.compilation = measure(self.target, self.config, self.numerics) if self.config.compile else None
         self.layout = LAYOUTS[parts.layout](self.target, self.config.attention, self.numerics)
         self._commit_rule = COMMITS[parts.commit]
         self._scheduler = SCHEDULERS[parts.scheduler](self.config)

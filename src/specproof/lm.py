@@ -15,7 +15,14 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.utils import logging as transformers_logging
 
 from specproof.errors import ConfigError, UnsupportedModelError
-from specproof.kv.transformers_cache import ATTENTION_NAME, StepCache
+from specproof.kv.transformers_cache import (
+    ATTENTION_NAME,
+    COMPILED_ATTENTION_NAME,
+    RunningStep,
+    StepCache,
+)
+from specproof.numerics.compiled import compiled_layers
+from specproof.numerics.opaque import during
 from specproof.numerics.packed import PackedLinear, arrange, unpack
 
 HFModel = PreTrainedModel
@@ -111,9 +118,21 @@ class LM:
         arguments = {self._cache_argument: kv, "attention_plan": kv.plan}
         if self._keeps_logits:
             arguments["logits_to_keep"] = columns
-        with _attention(self.model.config):
+        running = (
+            self._compiled(kv, ids) if kv.plan.numerics.compiled else _attention(self.model.config, ATTENTION_NAME)
+        )
+        with running:
             logits = self.model(input_ids=ids, position_ids=position_ids, use_cache=True, **arguments).logits
         return logits if self._keeps_logits else logits[:, columns]
+
+    @contextmanager
+    def _compiled(self, kv: StepCache, ids: Tensor) -> Iterator[None]:
+        """Have the model's layers run compiled for one forward; the model is left as it was."""
+        layers, compiled = compiled_layers(self.model, kv.plan.numerics.packed)
+        step = RunningStep(kv)
+        attention = _attention(self.model.config, COMPILED_ATTENTION_NAME)
+        with during(step), compiled.running(layers, step, ids), attention:
+            yield
 
     @torch.inference_mode()
     def plain_forward(
@@ -231,10 +250,10 @@ def hide_loading_bars() -> None:
 
 
 @contextmanager
-def _attention(config) -> Iterator[None]:
-    """Route the model's attention through ours for one forward; the model is left as it was."""
+def _attention(config, name: str) -> Iterator[None]:
+    """Route the model's attention through one of ours for one forward; the model is left as it was."""
     before = config._attn_implementation
-    config._attn_implementation = ATTENTION_NAME
+    config._attn_implementation = name
     try:
         yield
     finally:

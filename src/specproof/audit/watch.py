@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from specproof.errors import UnsupportedModelError
+from specproof.layers import decoder_layers
 from specproof.lm import HFModel
 
 
@@ -93,14 +94,6 @@ class Watch:
         self._step += 1
         cache = _cache(given)
         self._end(seen, cache if cache is not None else _cache(out), _choices(out.logits))
-
-
-def decoder_layers(model: HFModel) -> nn.ModuleList:
-    count = model.config.get_text_config(decoder=True).num_hidden_layers
-    for module in model.modules():
-        if isinstance(module, nn.ModuleList) and len(module) == count:
-            return module
-    raise UnsupportedModelError(f"the probe finds no list of {count} layers in {type(model).__name__}")
 
 
 def _cache(values: Any) -> Any:

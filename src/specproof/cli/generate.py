@@ -52,6 +52,9 @@ def generate(
     attention: Annotated[str, _model(help="sdpa or eager.")] = "sdpa",
     numerics: Annotated[str, _model(help="auto, invariant (the same bits in any batch) or fast.")] = "auto",
     no_pack: Annotated[bool, _model("--no-pack", help="Leave weights as they are; slower on a CPU.")] = False,
+    compile_: Annotated[
+        bool, _model("--compile", help="Compile the target's layers; pays in long runs (needs a C++ compiler).")
+    ] = False,
     threads: Annotated[int | None, _model(min=1, max=1024, help="CPU threads.")] = None,
     trust_remote_code: Annotated[bool, _model("--trust-remote-code", help="Run code that comes with a model.")] = False,
     allow_pickle: Annotated[bool, _model("--allow-pickle", help="Load pickled weights; they can run code.")] = False,
@@ -88,6 +91,7 @@ def generate(
             numerics=numerics,
             share_prefixes=not no_share_prefixes,
             pack=not no_pack,
+            compile=compile_,
         )
         can_share = replace(config, share_prefixes=True).shares_prefixes
         paced = drafter != "none" and _pays(config.parts)

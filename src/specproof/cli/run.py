@@ -14,6 +14,7 @@ from rich.console import Console
 from specproof.cli.exits import INTERRUPTED, SOME_ROWS_FAILED
 from specproof.cli.progress import RowProgress, print_summary
 from specproof.cli.say import say
+from specproof.engine import Engine
 from specproof.errors import ResultsError
 from specproof.jobs.in_order import StreamResults
 from specproof.jobs.inputs import InputFile, open_input
@@ -39,6 +40,8 @@ def run(job: Job, resume: bool, overwrite: bool, as_json: bool) -> int:
         engine = None if is_complete else load_engine(job, say)
         if engine is not None and job.config.numerics == "auto" and not engine.numerics.invariant:
             say(f"numerics are fast, not invariant: {engine.numerics.reason}")
+        if engine is not None and engine.compilation is not None:
+            say(str(engine.compilation))
         results = resumed or _new_results(job, source)
         statistics = Statistics() if engine is None else engine.statistics
         tally = Tally()
@@ -58,6 +61,7 @@ def run(job: Job, resume: bool, overwrite: bool, as_json: bool) -> int:
             results.close()
         summary = tally.summary(statistics, perf_counter() - started)
         summary["numerics_used"] = None if engine is None else engine.numerics.kind
+        summary["compilation"] = None if engine is None else _compilation(engine)
     if job.out is not None:
         append_to_sidecar(job.out, "end", summary)
     return _report(job, summary, as_json)
@@ -104,6 +108,16 @@ def _setting(job: Job) -> dict[str, Any]:
         **asdict(job.config),
         **{part: getattr(job.config.parts, part) for part in ("layout", "scheduler", "commit")},
     }
+
+
+def _compilation(engine: Engine) -> dict[str, Any] | None:
+    """None if nothing was compiled. paid: whether the tokens of this run reach the break-even."""
+    compilation = engine.compilation
+    if compilation is None:
+        return None
+    tokens = compilation.break_even_tokens
+    paid = tokens is not None and engine.statistics.emitted >= tokens
+    return {**asdict(compilation), "break_even_tokens": tokens, "paid": paid}
 
 
 def _report(job: Job, summary: dict[str, Any], as_json: bool) -> int:

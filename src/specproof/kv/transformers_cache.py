@@ -16,6 +16,7 @@ from specproof.kv.attention import AttentionPlan
 from specproof.kv.cells import Cells
 
 ATTENTION_NAME = "specproof"
+COMPILED_ATTENTION_NAME = "specproof-compiled"
 
 # Arguments of other models' attention that change its result and that we do not compute.
 _UNSUPPORTED = ("s_aux", "position_bias", "cu_seq_lens_q", "block_mask")
@@ -47,6 +48,48 @@ class StepCache(Cache):
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         return query_length, 0
+
+
+class _PassedOn(Cache):
+    """What compiled layers see as their cache: nothing of a step, so that one graph serves all steps and layers.
+
+    Keys and values go on to the attention operator, which writes them (see `RunningStep`).
+    """
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs
+    ) -> tuple[Tensor, Tensor]:
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        return query_length, 0
+
+
+PASSED_ON = _PassedOn()
+
+
+class RunningStep:
+    """A step as the operators in compiled layers know it (`specproof.numerics.opaque.Running`)."""
+
+    def __init__(self, kv: StepCache) -> None:
+        self.block = kv.plan.numerics.block
+        self.layer = 0
+        self._kv = kv
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None, softcap: float | None) -> Tensor:
+        """A single token comes twice: it is written and attended once."""
+        fed, count = query.shape[2], len(self._kv.index)
+        if fed > count:
+            query, key, value = (states[:, :, :count] for states in (query, key, value))
+        keys, values = self._kv.update(key, value, self.layer)
+        out = self._kv.plan.attend(self.layer, query, keys, values, scale, softcap)
+        return out if fed == count else out.repeat(1, fed, 1, 1)
 
 
 def growing_cache() -> DynamicCache:
@@ -85,14 +128,10 @@ def _attention_forward(
     attention_plan: AttentionPlan | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    if attention_plan is None:
-        raise UnsupportedModelError(f"{type(module).__name__} does not pass keyword arguments on to its attention")
     name = type(module).__name__
-    for argument in _UNSUPPORTED:
-        if kwargs.get(argument) is not None:
-            raise UnsupportedModelError(f"{name} uses {argument} in its attention, which is not supported")
-    if attention_mask is not None:  # for our attention Transformers makes none
-        raise UnsupportedModelError(f"{name} brings an attention mask of its own, which is not supported")
+    if attention_plan is None:
+        raise UnsupportedModelError(f"{name} does not pass keyword arguments on to its attention")
+    _refuse(name, attention_mask, kwargs)
     layer = getattr(module, "layer_idx", None)
     if not isinstance(layer, int) or not 0 <= layer < len(attention_plan.windows):
         counted = len(attention_plan.windows)
@@ -105,4 +144,29 @@ def _attention_forward(
     return attention_plan.attend(layer, query, key, value, scaling, softcap), None
 
 
+def _compiled_attention_forward(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Windows are not compared here: a forward that is not compiled comes before (see `Compilation`)."""
+    _refuse(type(module).__name__, attention_mask, kwargs)
+    return torch.ops.specproof.attend(query, key, value, scaling, softcap), None
+
+
+def _refuse(name: str, attention_mask: Tensor | None, others: dict[str, Any]) -> None:
+    """Raises UnsupportedModelError for what the attention of module `name` brings and ours does not compute."""
+    for argument in _UNSUPPORTED:
+        if others.get(argument) is not None:
+            raise UnsupportedModelError(f"{name} uses {argument} in its attention, which is not supported")
+    if attention_mask is not None:  # for our attention Transformers makes none
+        raise UnsupportedModelError(f"{name} brings an attention mask of its own, which is not supported")
+
+
 AttentionInterface.register(ATTENTION_NAME, _attention_forward)
+AttentionInterface.register(COMPILED_ATTENTION_NAME, _compiled_attention_forward)

@@ -1,12 +1,14 @@
 """Which numerics a model gets on this machine, and why."""
 
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from specproof.config import EngineConfig
 from specproof.errors import ConfigError
 from specproof.lm import LM
+from specproof.numerics.artifact import compiler
+from specproof.numerics.compilation import compile_now
 from specproof.numerics.finding import Finding
 from specproof.numerics.memory import recall
 from specproof.numerics.packed import PackedLinear, is_packable, is_packed, linear_shape, why_not
@@ -17,17 +19,19 @@ INVARIANT = Numerics(True, True, "each operation gave the same bits in every sha
 
 
 def choose_numerics(lm: LM, config: EngineConfig) -> Numerics:
-    """Raises ConfigError if invariant numerics are asked for and cannot be had."""
+    """With `compile`, the layers are compiled here. Raises ConfigError if what is asked for cannot be had."""
     cannot = _why_not_packed(lm)
     packed = config.pack and cannot is None
+    if config.compile:
+        compile_now(lm, config.attention, packed)
     if config.numerics == "fast":
-        return Numerics(False, packed, "asked for")
+        return Numerics(False, packed, "asked for", config.compile)
     if packed and (left := _unpacked(lm)):
         why = f"the weight of {left[0]} cannot be packed: it is of a type of its own, has a hook, or is not on the CPU"
     elif packed:
         broken = next((finding for finding in probe_once(lm, config) if not finding.holds), None)
         if broken is None:
-            return INVARIANT
+            return replace(INVARIANT, compiled=config.compile)
         why = f"{broken.op} depends on {'; '.join(broken.depends_on)}"
     else:
         why = cannot or "packing is off, and invariant products need packed weights"
@@ -35,7 +39,7 @@ def choose_numerics(lm: LM, config: EngineConfig) -> Numerics:
         raise ConfigError(
             f"numerics cannot be invariant for this model here: {why}; --numerics auto or fast decodes it"
         )
-    return Numerics(False, packed, why)
+    return Numerics(False, packed, why, config.compile)
 
 
 def compare(lm: LM, config: EngineConfig) -> dict[str, Any]:
@@ -59,8 +63,9 @@ def probe_once(lm: LM, config: EngineConfig) -> tuple[Finding, ...]:
     layout, attention, most = config.parts.layout, config.attention, _most(config)
     parts = sorted({type(module).__name__ for module in lm.model.modules() if linear_shape(module) is None})
     about = {"model": lm.model.config.to_json_string(), "parts": parts, "dtype": lm.dtype_name, "most": most}
-    about |= {"layout": layout, "attention": attention}
-    return recall(about, lambda: _until_broken(trials(lm, attention, layout, INVARIANT, most)))
+    about |= {"layout": layout, "attention": attention, "compiled": compiler() if config.compile else None}
+    numerics = replace(INVARIANT, compiled=config.compile)
+    return recall(about, lambda: _until_broken(trials(lm, attention, layout, numerics, most)))
 
 
 def _until_broken(findings: Iterator[Finding]) -> tuple[Finding, ...]:

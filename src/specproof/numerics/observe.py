@@ -1,8 +1,9 @@
 """One small forward of the model, watched: which operations it has, and in which shapes."""
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +11,9 @@ from torch import Tensor, nn
 from specproof.kv.attention import AttentionPlan, Block
 from specproof.kv.cells import Cells
 from specproof.kv.transformers_cache import StepCache
+from specproof.layers import decoder_layers
 from specproof.lm import LM
+from specproof.numerics.compiled import compiled_layers
 from specproof.numerics.packed import arrange, linear_shape
 from specproof.numerics.rule import Numerics
 
@@ -35,28 +38,42 @@ class Operations:
     """Distinct ones, each with a module that does it.
 
     linear: by (out, in, has a bias). rowwise: all other modules without children, with the arguments of the call: the
-    norms, activations and rotary tables, which take tokens along dimension 1.
+    norms, activations and rotary tables, which take tokens along dimension 1. compiled: the first layer of each kind,
+    by number, with the arguments of the call.
     """
 
     linear: dict[tuple[int, int, bool], nn.Module] = field(default_factory=dict)
     rowwise: dict[str, tuple[nn.Module, tuple[Tensor, ...]]] = field(default_factory=dict)
     attention: dict[AttentionShape, int] = field(default_factory=dict)  # to a layer
+    compiled: dict[int, tuple[tuple, dict[str, Any]]] = field(default_factory=dict)
 
 
 @torch.inference_mode()
 def observe(lm: LM, attention: str, numerics: Numerics) -> Operations:
+    """Where layers are compiled, what is fused in them is no operation: the layer is one, by itself."""
     found = Operations()
+    arrange(lm.model, numerics.packed, numerics.block)  # so that the modules that are watched are those that will run
+    inside = set(decoder_layers(lm.model).modules()) if numerics.compiled else set()
+    with _watching(lm.model, found, inside):
+        small_forward(lm, attention, replace(numerics, compiled=False), found)
+    if numerics.compiled:
+        _, compiled = compiled_layers(lm.model, numerics.packed)
+        with compiled.noting(found.compiled):
+            small_forward(lm, attention, numerics)
+    return found
+
+
+@torch.inference_mode()
+def small_forward(lm: LM, attention: str, numerics: Numerics, found: Operations | None = None) -> None:
+    """TOKENS tokens of one row. found: None, or where the shapes of its attention are noted."""
     place = torch.arange(TOKENS, device=lm.device)
     block = Block(slice(None), None, place[None], None, TOKENS)
     plan = _Recorder([block], None, lm.windows, attention, numerics)
-    plan.found = found
+    plan.found = found or Operations()
     cells = Cells()
     cells.reshape(1, TOKENS)
     ids = (7 * place + 3) % lm.vocab_size
-    arrange(lm.model, numerics.packed, numerics.block)  # so that the modules that are watched are those that will run
-    with _watching(lm.model, found):
-        lm.forward(ids[None], place[None], StepCache(cells, place, plan), place)
-    return found
+    lm.forward(ids[None], place[None], StepCache(cells, place, plan), place)
 
 
 class _Recorder(AttentionPlan):
@@ -75,11 +92,15 @@ class _Recorder(AttentionPlan):
 
 
 @contextmanager
-def _watching(model: nn.Module, found: Operations) -> Iterator[None]:
+def _watching(model: nn.Module, found: Operations, inside: Container[nn.Module]) -> Iterator[None]:
+    """inside: modules of which only linear layers are noted."""
+
     def note(module: nn.Module, args: tuple, kwargs: dict, out: object) -> None:
         shape = linear_shape(module)
         if shape is not None:
             found.linear.setdefault(shape, module)
+            return
+        if module in inside:
             return
         given = (*args, *kwargs.values())
         tensors = tuple(a for a in given if isinstance(a, Tensor))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from specproof.errors import ConfigError
+from specproof.numerics.opaque import packed_product
 
 
 @dataclass(eq=False)
@@ -61,17 +62,11 @@ class PackedLinear(nn.Module):
     def forward(self, states: Tensor) -> Tensor:
         """states: (..., in) -> (..., out)."""
         rows = states.reshape(-1, self.in_features)
-        block = self._packing.block
-        if block is None or len(rows) <= block:
-            out = self._product(rows)
+        if torch.compiler.is_compiling():
+            out = torch.ops.specproof.linear(rows, self._packed, self.bias, self.out_features)
         else:
-            out = torch.cat([self._product(part) for part in rows.split(block)])
+            out = packed_product(rows, self._packed, self.bias, self._packing.block)
         return out.view(*states.shape[:-1], self.out_features)
-
-    def _product(self, rows: Tensor) -> Tensor:
-        if len(rows) == 1:
-            return self._product(rows.repeat(2, 1))[:1]
-        return torch.ops.mkldnn._linear_pointwise(rows, self._packed, self.bias, "none", [], "")
 
     def restore(self) -> nn.Module:
         """The original with its weight back, bit for bit."""

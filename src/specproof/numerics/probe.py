@@ -11,7 +11,7 @@ from specproof.lm import LM
 from specproof.numerics.finding import Finding, name_values
 from specproof.numerics.observe import observe
 from specproof.numerics.rule import Numerics
-from specproof.numerics.trials import try_attention, try_linear, try_rowwise
+from specproof.numerics.trials import try_attention, try_layer, try_linear, try_rowwise
 
 RESTS = (64, 128, 192, 384, 448, 512)
 LONGEST = 4096  # every key length up to it is tried; beyond it one of each kind of length, at 8192, 16384 and 32768
@@ -35,6 +35,8 @@ def trials(lm: LM, attention: str, layout: str, numerics: Numerics, most: int) -
     beyond = [top - 512 + rest for top in (8192, 16384, 32768) if top <= context for rest in RESTS]
     for name, (module, tensors) in operations.rowwise.items():
         yield try_rowwise(name, module, tensors, most)
+    for number, call in operations.compiled.items():
+        yield try_layer(lm, number, *call, most)
     for shape in operations.attention:
         yield try_attention(shape, attention, numerics, lm.dtype, longest, beyond)
     for shape, module in operations.linear.items():

@@ -12,12 +12,13 @@ class Numerics:
 
     invariant: products and attention get only shapes in which the probe found a token's result to be the same bits
     whatever else is computed; else they get the shapes that come. packed: weights lie in the order in which oneDNN
-    reads them. reason: why it is so, in a sentence.
+    reads them. reason: why it is so, in a sentence. compiled: decoder layers run compiled.
     """
 
     invariant: bool
     packed: bool
     reason: str
+    compiled: bool = False
 
     @property
     def kind(self) -> str:

@@ -1,13 +1,18 @@
 """The trials: the same rows or queries, computed in all the shapes that a rule allows, compared bit for bit."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from specproof.kv.attention import AttentionPlan, Block
+from specproof.lm import LM
+from specproof.numerics.compiled import compiled_layers
 from specproof.numerics.finding import Finding, name_values
 from specproof.numerics.observe import AttentionShape
+from specproof.numerics.opaque import during
 from specproof.numerics.rule import BLOCK, KEYS, Numerics
 
 SAMPLES = 1 << 15  # results compared for each number of rows, at least: rounding to bfloat16 hides most differences
@@ -37,21 +42,61 @@ def try_linear(shape: tuple[int, int, bool], module: nn.Module, dtype: torch.dty
     )
 
 
-def try_rowwise(name: str, module: nn.Module, tensors: Sequence[Tensor], most: int) -> Finding:
-    """Every number of tokens up to `most`."""
+def try_layer(lm: LM, number: int, args: tuple, kwargs: dict[str, Any], most: int) -> Finding:
+    """A compiled layer with an attention that gives each token its own value: then all of it goes row by row.
+
+    Compared are also the queries, keys and values that it makes.
+    """
+    layers, compiled = compiled_layers(lm.model, packed=True)
+    given, spec = tree_flatten((args, kwargs))
+    at = [i for i, value in enumerate(given) if isinstance(value, Tensor) and value.ndim > 1]
+
+    def run(*tensors: Tensor) -> list[Tensor]:
+        count = tensors[0].shape[1]
+        values, step = list(given), _OwnValue()
+        for i, tensor in zip(at, tensors, strict=True):
+            values[i] = tensor if count > 1 else tensor.repeat_interleave(2, dim=1)
+        with during(step):
+            out = compiled.run(number, layers[number], *tree_unflatten(values, spec))
+        return [t[:, :count] for t in (*_tensors(out), *step.seen) if isinstance(t, Tensor)]
+
+    name = f"compiled {type(layers[number]).__name__} {number}"
+    counts = [*range(1, BLOCK + 17), *range(BLOCK + 17, most, 7)]
+    return try_rowwise(name, run, [given[i] for i in at], most, counts)
+
+
+class _OwnValue:
+    """Runs compiled layers outside of a forward. seen: (1, n, heads, size) each."""
+
+    block: int | None = BLOCK
+    layer = 0
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None, softcap: float | None) -> Tensor:
+        self.seen = [states.transpose(1, 2).clone() for states in (query, key, value)]
+        return value.repeat_interleave(query.shape[1] // value.shape[1], dim=1).transpose(1, 2).contiguous()
+
+
+def try_rowwise(
+    name: str,
+    module: Callable[..., Any],
+    tensors: Sequence[Tensor],
+    most: int,
+    counts: Sequence[int] | None = None,
+) -> Finding:
+    """Every number of tokens up to `most`, or those in `counts`."""
     wide = [t.repeat_interleave(-(-most // t.shape[1]), dim=1)[:, :most] for t in tensors]
     generator = torch.Generator().manual_seed(0)
     wide = [t[:, torch.randperm(most, generator=generator).to(t.device)] for t in wide]
     whole = _tensors(module(*wide))
     differing = []
-    for count in range(1, most):
+    for count in counts or range(1, most):
         at = count % 2 * (most - count)
         part = _tensors(module(*(t[:, at : at + count].contiguous() for t in wide)))
         if not all(torch.equal(p, w[:, at : at + count]) for p, w in zip(part, whole, strict=True)):
             differing.append(count)
     return Finding(
         name,
-        f"1 to {most} tokens",
+        f"1 to {most} tokens" + ("" if counts is None else f", {len(counts)} numbers"),
         name_values("number of tokens", differing),
         _threads_matter(lambda: _tensors(module(*wide))[0], whole[0]),
     )

@@ -1,0 +1,87 @@
+"""Compiling a model's layers at a known moment, and whether it pays."""
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import ceil
+from time import perf_counter
+
+from specproof.config import EngineConfig
+from specproof.errors import ConfigError
+from specproof.kv import LAYOUTS
+from specproof.kv.layout import Feed, Layout
+from specproof.lm import LM
+from specproof.numerics.compiled import compiled_layers, why_not_compiled
+from specproof.numerics.observe import small_forward
+from specproof.numerics.rule import Numerics
+
+CACHED = 32  # tokens that each row holds while steps are timed
+REPEATS = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Compilation:
+    """What compiling cost in this process, and what it saves.
+
+    seconds: of the forward that compiled the layers, or loaded them from disk. rows: of the steps that were timed, one
+    token each. step_seconds, plain_step_seconds: median of such a forward with the layers compiled, and as they are.
+    """
+
+    seconds: float
+    rows: int
+    step_seconds: float
+    plain_step_seconds: float
+
+    @property
+    def break_even_tokens(self) -> int | None:
+        """Tokens to emit until the steps have saved `seconds`, at `rows` tokens a step; None if they save nothing."""
+        saved = self.plain_step_seconds - self.step_seconds
+        return ceil(self.seconds / saved) * self.rows if saved > 0 else None
+
+    def __str__(self) -> str:
+        tokens = self.break_even_tokens
+        return (
+            f"compiled in {self.seconds:.1f} s; a step of {self.rows} rows takes {1e3 * self.step_seconds:.1f} ms, "
+            f"{1e3 * self.plain_step_seconds:.1f} ms if not compiled: "
+            + ("it does not pay here" if tokens is None else f"pays after {tokens} tokens")
+        )
+
+
+def compile_now(lm: LM, attention: str, packed: bool) -> None:
+    """Raises ConfigError, saying why, if the layers cannot be compiled."""
+    why = why_not_compiled(lm.model)
+    if why is None:
+        numerics = Numerics(False, packed, "to compile")
+        small_forward(lm, attention, numerics)  # what is wrong with the model itself is said by this one
+        try:
+            small_forward(lm, attention, replace(numerics, compiled=True))
+        except ConfigError:
+            raise
+        except Exception as error:  # compilers fail in many ways
+            why = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+    if why is not None:
+        raise ConfigError(f"the model cannot be compiled here: {why}; it is decoded without compile")
+
+
+def measure(lm: LM, config: EngineConfig, numerics: Numerics) -> Compilation:
+    """Time steps of `batch_size` rows both ways, in turns. numerics: those of the engine, compiled."""
+    make: Callable[[Numerics], Layout] = lambda kind: LAYOUTS[config.parts.layout](lm, config.attention, kind)  # noqa: E731
+    rows = [str(i) for i in range(config.batch_size)]
+    cached = CACHED if lm.context is None else min(CACHED, lm.context - 1)
+    both = {compiled: make(replace(numerics, compiled=compiled)) for compiled in (True, False)}
+    for layout in both.values():
+        for row in rows:
+            layout.admit(row, cached)
+        layout.forward([Feed(row, 0, (0,) * cached) for row in rows])
+    seconds: dict[bool, list[float]] = {True: [], False: []}
+    for _ in range(REPEATS):
+        for compiled, layout in both.items():
+            start = perf_counter()
+            layout.forward([Feed(row, cached, (1,), 0, 1) for row in rows])[0, 0].item()
+            seconds[compiled].append(perf_counter() - start)
+    return Compilation(
+        compiled_layers(lm.model, numerics.packed)[1].seconds or 0.0,
+        len(rows),
+        statistics.median(seconds[True]),
+        statistics.median(seconds[False]),
+    )

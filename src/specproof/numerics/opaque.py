@@ -1,0 +1,75 @@
+"""Operators that a compiled layer calls without looking inside: packed products, and attention with its cells.
+
+The compiler sees shapes only. What the operators work on (the cells, the plan of the step, how many rows a product may
+have) is that of the forward that is running, so that no step and no layer needs a graph of its own.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Running(Protocol):
+    """A forward whose layers are compiled. block: most rows of one packed product. layer: the one that is running."""
+
+    block: int | None
+    layer: int
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None, softcap: float | None) -> Tensor:
+        """query: (1, H, n, D). key, value: (1, Hkv, n, D) of the same tokens, to be kept. -> (1, n, H, D)."""
+        ...
+
+
+_RUNNING: ContextVar[Running] = ContextVar("running")
+
+
+@contextmanager
+def during(running: Running) -> Iterator[None]:
+    """The operators work on `running` while the block runs."""
+    token = _RUNNING.set(running)
+    try:
+        yield
+    finally:
+        _RUNNING.reset(token)
+
+
+def packed_product(rows: Tensor, weight: Tensor, bias: Tensor | None, block: int | None) -> Tensor:
+    """rows: (n, in), weight: packed (out, in) -> (n, out).
+
+    A product gets at least two rows (one is fed twice) and at most `block`; None: no limit.
+    """
+    if block is not None and len(rows) > block:
+        return torch.cat([packed_product(part, weight, bias, block) for part in rows.split(block)])
+    if len(rows) == 1:
+        return packed_product(rows.repeat(2, 1), weight, bias, block)[:1]
+    return torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
+
+
+def _linear(rows: Tensor, weight: Tensor, bias: Tensor | None, outputs: int) -> Tensor:
+    return packed_product(rows, weight, bias, _RUNNING.get().block)
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, scale: float | None, softcap: float | None) -> Tensor:
+    return _RUNNING.get().attend(query, key, value, scale, softcap)
+
+
+_LIBRARY = torch.library.Library("specproof", "DEF")
+_LIBRARY.define("linear(Tensor rows, Tensor weight, Tensor? bias, int outputs) -> Tensor")
+_LIBRARY.define("attend(Tensor query, Tensor key, Tensor value, float? scale, float? softcap) -> Tensor")
+_LIBRARY.impl("linear", _linear, "CompositeExplicitAutograd")
+_LIBRARY.impl("attend", _attend, "CompositeExplicitAutograd")
+
+
+@torch.library.register_fake("specproof::linear", lib=_LIBRARY)
+def _(rows: Tensor, weight: Tensor, bias: Tensor | None, outputs: int) -> Tensor:
+    return rows.new_empty(rows.shape[0], outputs)
+
+
+@torch.library.register_fake("specproof::attend", lib=_LIBRARY)
+def _(query: Tensor, key: Tensor, value: Tensor, scale: float | None, softcap: float | None) -> Tensor:
+    rows, heads, count, _ = query.shape
+    return query.new_empty(rows, count, heads, value.shape[3])

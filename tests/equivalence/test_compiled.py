@@ -1,0 +1,189 @@
+"""Compiled layers: the same bits in every method, one compilation, and a model that is left as it came."""
+
+import copy
+import gc
+import json
+import weakref
+from functools import cache
+
+import pytest
+import torch
+from bits import decode_bits, rows_that_differ, some_rows, wide_lm
+from families import VOCAB, tiny_lm
+from torch._dynamo.utils import counters
+from typer.testing import CliRunner
+
+from specproof import METHODS, Engine, EngineConfig, Request
+from specproof.audit.auditor import audit_engine
+from specproof.cli.app import app
+from specproof.drafters import DraftRow, PromptLookup, Scripted
+from specproof.errors import ConfigError
+from specproof.lm import LM
+from specproof.numerics.artifact import compiler
+from specproof.reference import decode_reference
+
+pytestmark = pytest.mark.skipif(
+    compiler() is None, reason="there is no C++ compiler (scripts/system-packages.sh installs g++)"
+)
+ROWS = some_rows([(1, 6), (60, 7), (150, 8), (23, 4), (124, 6)])
+CASES = [
+    ("llama", torch.float32),
+    ("llama", torch.bfloat16),
+    ("gemma3_text", torch.bfloat16),
+    ("gpt2", torch.float32),
+]
+
+
+@cache
+def target(family: str, dtype: torch.dtype) -> LM:
+    return wide_lm(family, dtype)
+
+
+@cache
+def alone(family: str, dtype: torch.dtype):
+    found = decode_bits(target(family, dtype), ROWS, method="target-only", batch_size=1, compile=True)
+    assert len({token for bits in found.values() for token in bits.output.token_ids}) > 8, "the outputs do not vary"
+    return found
+
+
+def drafts_of(found) -> Scripted:
+    """Proposes what the target will choose, but for about every third token."""
+    known = {name: (bits.output.prompt_len, bits.output.token_ids) for name, bits in found.items()}
+
+    def script(row: DraftRow, max_tokens: int) -> list[int]:
+        prompt_len, ids = known[row.request_id]
+        at = len(row.token_ids) - prompt_len
+        ahead = enumerate(ids[at : at + max_tokens], start=at)
+        return [(token + ((5 * i * i + token) % 3 == 0)) % VOCAB for i, token in ahead]
+
+    return Scripted(script)
+
+
+@pytest.mark.parametrize(("family", "dtype"), CASES, ids=str)
+def test_every_method_gives_the_bits_of_a_row_alone_and_compiles_nothing_more(family, dtype):
+    lm, truth = target(family, dtype), alone(family, dtype)
+    compiled, accepted, drafted = counters["stats"]["unique_graphs"], 0, 0
+    for number, (name, method) in enumerate(METHODS.items()):
+        drafts = drafts_of(truth) if method.drafts else None
+        config = {"method": name, "batch_size": (3, 8, 1)[number % 3], "num_draft_tokens": 2 + number}
+        with torch._dynamo.config.patch(error_on_recompile=True):
+            found = decode_bits(lm, ROWS, drafts, prefill_chunk=(100, 256)[number % 2], compile=True, **config)
+        assert not rows_that_differ(found, truth), (family, dtype, config)
+        accepted += sum(bits.output.num_accepted for bits in found.values())
+        drafted += sum(bits.output.num_drafted for bits in found.values())
+    assert 0 < accepted < drafted
+    assert counters["stats"]["unique_graphs"] == compiled
+    assert not any("forward" in vars(module) for module in lm.model.modules())
+
+
+@pytest.mark.parametrize("pack", [True, False])
+def test_fast_numerics_in_float32_give_the_references_tokens(pack):
+    lm = tiny_lm("gemma3_text", dtype=torch.float32)
+    references = [decode_reference(lm, request) for request in ROWS]
+    assert len({token for reference in references for token in reference.token_ids}) > 8
+    config = EngineConfig(batch_size=3, compile=True, numerics="fast", pack=pack)
+    engine = Engine(lm, PromptLookup(), config)
+    assert engine.numerics.compiled
+    assert [output.token_ids for output in engine.generate(ROWS)] == [r.token_ids for r in references]
+
+
+def test_a_compiled_model_is_given_back_as_it_came_copies_and_is_given_up():
+    lm = tiny_lm("llama", dtype=torch.float32)
+    modules, weights = dict(lm.model.named_modules()), copy.deepcopy(lm.model.state_dict())
+    request = Request([5, 6, 7], max_new_tokens=12)
+    before = decode_reference(lm, request)
+    engine = Engine(lm, lm, EngineConfig(compile=True))  # the draft shares the layers, and runs them as they are
+    for _ in range(2):
+        assert engine.generate([request])[0].token_ids == before.token_ids
+        assert decode_reference(lm, request) == before
+    twin = copy.deepcopy(lm.model)
+    engine.close()
+    assert all(module is modules[name] for name, module in lm.model.named_modules())
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in lm.model.state_dict().items())
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.zero_()
+    assert decode_reference(lm, request) == before, "the copy shares its layers"
+    gone = weakref.ref(lm.model)
+    del lm, engine, modules
+    gc.collect()
+    assert gone() is None
+
+
+def test_weights_that_change_are_used_at_once():
+    lm = tiny_lm("llama", dtype=torch.float32)
+    engine = Engine(lm, config=EngineConfig(compile=True, numerics="fast"))
+    first = engine.generate([Request([5, 6, 7], max_new_tokens=12)])[0].token_ids
+    engine.close()
+    with torch.no_grad():
+        lm.model.model.layers[1].input_layernorm.weight.neg_()
+        lm.model.model.layers[0].mlp.up_proj.weight.neg_()
+    second = engine.generate([Request([5, 6, 7], max_new_tokens=12)])[0].token_ids
+    assert second == decode_reference(lm, Request([5, 6, 7], max_new_tokens=12)).token_ids
+    assert second != first
+
+
+@pytest.mark.parametrize("layout", ["slotted", "left-padded"])
+def test_the_auditor_sees_a_compiled_engines_steps(layout):
+    engine = Engine(
+        target("llama", torch.bfloat16), PromptLookup(), EngineConfig(layout=layout, batch_size=3, compile=True)
+    )
+    audit = audit_engine(engine, ROWS)
+    assert audit.clean, [str(violation) for violation in audit.first] or audit.crash
+    assert audit.num_steps > 5
+
+
+def test_another_process_need_not_compile_again(monkeypatch, tmp_path):
+    monkeypatch.setenv("SPECPROOF_CACHE", str(tmp_path))
+    request, config = Request([5, 6, 7], max_new_tokens=8), EngineConfig(compile=True, numerics="fast")
+    outputs, traced = [], []
+    for _ in range(2):
+        before = counters["stats"]["unique_graphs"]
+        outputs.append(Engine(tiny_lm("llama", dtype=torch.float32), config=config).generate([request])[0].token_ids)
+        traced.append(counters["stats"]["unique_graphs"] - before)
+    assert traced == [1, 0]
+    assert outputs[0] == outputs[1]
+    (saved,) = (tmp_path / "compiled").glob("*.bin")
+    saved.write_bytes(b"no code")
+    assert Engine(tiny_lm("llama", dtype=torch.float32), config=config).generate([request])[0].token_ids == outputs[0]
+    assert counters["stats"]["unique_graphs"] - before == 1
+
+
+def test_what_cannot_be_compiled_is_one_clear_error(monkeypatch):
+    lm = tiny_lm("llama", dtype=torch.float32)
+    hook = lm.model.model.layers[0].register_forward_hook(lambda *_: None)
+    with pytest.raises(ConfigError, match="cannot be compiled here: its layers have hooks"):
+        Engine(lm, config=EngineConfig(compile=True))
+    hook.remove()
+    monkeypatch.setattr("specproof.numerics.compiled.compiler", lambda: None)
+    with pytest.raises(ConfigError, match=r"no C\+\+ compiler; install g\+\+"):
+        Engine(lm, config=EngineConfig(compile=True))
+    monkeypatch.undo()
+
+    class Odd(torch.nn.Module):
+        def forward(self, states):
+            return states if states.sum() > 0 else -states  # cannot be traced: it asks for a value
+
+    lm.model.model.layers[1].mlp.act_fn = Odd()
+    with pytest.raises(ConfigError, match="cannot be compiled here: "):
+        Engine(lm, config=EngineConfig(compile=True))
+    assert not any("forward" in vars(module) for module in lm.model.modules())
+    assert Engine(lm, config=EngineConfig(numerics="fast")).compilation is None
+
+
+def test_generate_says_what_compiling_cost_and_when_it_pays(tmp_path, smollm2_folder):
+    prompts, out = tmp_path / "prompts.txt", tmp_path / "out.jsonl"
+    prompts.write_text("one two three one two three one\n")
+    arguments = ["generate", str(prompts), "-o", str(out), "--compile", "--numerics", "fast", "--max-new-tokens", "4"]
+    result = CliRunner().invoke(app, [*arguments, "--json"])
+    assert result.exit_code == 0, result.output
+    assert "specproof: compiled in " in result.stderr
+    summary = json.loads(result.stdout)
+    assert summary["compile"] is True
+    found = summary["compilation"]
+    assert found["seconds"] > 0
+    assert found["rows"] == 8
+    saved = found["plain_step_seconds"] - found["step_seconds"]
+    assert (found["break_even_tokens"] is None) == (saved <= 0)
+    assert not found["paid"]  # 4 tokens never pay
+    assert json.loads(out.read_text())["finish_reason"] == "length"
