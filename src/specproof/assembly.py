@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from specproof.config import EngineConfig
-from specproof.drafters import Drafter, ModelDrafter
+from specproof.drafters import Cascade, Drafter, ModelDrafter
 from specproof.errors import ConfigError
 from specproof.kv import LAYOUTS
 from specproof.lm import LM, HFModel, load_model
@@ -47,6 +47,9 @@ def as_drafter(
             raise ConfigError(f"the drafter is the class {drafter.__name__}; give an object of it")
         if hasattr(drafter, "commit") != hasattr(drafter, "release"):
             raise ConfigError(f"{type(drafter).__name__} has one of commit and release; a stateful drafter has both")
+        if isinstance(drafter, Cascade) and not isinstance(drafter.model, ModelDrafter):
+            model = as_drafter(drafter.model, target, target_tokenizer, draft_tokenizer, config)
+            return Cascade(drafter.first, model)
         return drafter  # type: ignore[return-value]
     if isinstance(drafter, str | Path):
         draft_tokenizer = draft_tokenizer or Tokenizer.load(drafter)
@@ -55,6 +58,10 @@ def as_drafter(
     lm = as_lm(drafter, like=target)  # type: ignore[arg-type]
     require_supported(lm, config.attention)
     if config.draft_head is not None:
+        if config.draft_head > lm.vocab_size:
+            raise ConfigError(
+                f"draft_head is {config.draft_head}, and the draft's head has {lm.vocab_size} ids; leave it out"
+            )
         lm = lm.with_head(frequent_ids(lm, draft_tokenizer or target_tokenizer, config.draft_head))
     layout = LAYOUTS[config.parts.layout](lm, config.attention, choose_numerics(lm, replace(config, compile=False)))
     return ModelDrafter(lm, layout, target.vocab_size, config.prefill_chunk, config.shares_prefixes)

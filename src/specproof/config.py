@@ -94,7 +94,10 @@ class EngineConfig:
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ConfigError(f"{name} is {value!r}; it must be a whole number of at least {least}")
         if self.numerics == "invariant" and not self.pack:
-            raise ConfigError("numerics is 'invariant' and pack is off; invariant products need packed weights")
+            raise ConfigError(
+                "numerics is 'invariant' and pack is off, but invariant products need packed weights; "
+                "pack them, or take numerics auto or fast"
+            )
         if self.draft_head is not None and (not isinstance(self.draft_head, int) or self.draft_head < 1):
             raise ConfigError(f"draft_head is {self.draft_head!r}; it must be a whole number of at least 1, or None")
         if self.parts.scheduler == "same-length" and self.window < self.batch_size:

@@ -201,7 +201,9 @@ def load_model(
         try:
             model.to(device)
         except RuntimeError as error:  # too small for the model
-            raise ConfigError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from error
+            raise ConfigError(
+                f"device {device!r} cannot be used: {str(error).splitlines()[0]}; name another, or cpu"
+            ) from error
     return LM(model)
 
 
@@ -219,7 +221,9 @@ def check_loadable(name_or_path: str | Path, dtype: str, device: str) -> None:
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:  # the latter from a PyTorch built without CUDA
-        raise ConfigError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from error
+        raise ConfigError(
+            f"device {device!r} cannot be used: {str(error).splitlines()[0]}; name another, or cpu"
+        ) from error
 
 
 def convert_gguf_weights(gguf: Path, out: Path) -> None:

@@ -37,11 +37,18 @@ class Explainer:
         # Equal logits need no control.
         controls: dict[str, float | None] = dict(self._judged[me].controls) if margin and index == place else {}
         signature = find_signature(lm, self._rows, me, index, noise, end_ids, self._symbols) if large else None
-        cls, why = decide(Evidence(margin, noise, controls, signature and signature.name, step))
-        if cls not in BENIGN:  # only then are the dear controls worth their price
-            run = self._controls.run_alone(row, index) if large else self._controls.run(row, index, self._rows)
-            controls |= run
-            cls, why = decide(Evidence(margin, noise, controls, signature and signature.name, step))
+
+        def decided() -> tuple[str, str]:
+            return decide(Evidence(margin, noise, controls, signature and signature.name, step))
+
+        cls, why = decided()
+        if cls not in BENIGN:  # only then are the dear controls worth their price, and only until one of them flips
+            more = self._controls.run_alone(row, index) if large else self._controls.run(row, index, self._rows)
+            for name, found in more:
+                controls[name] = found
+                cls, why = decided()
+                if cls.endswith("-variance"):
+                    break
         return Finding(
             index=index,
             token=score.tokens[index],

@@ -84,7 +84,7 @@ def replay_finding(lm: LM, tokenizer: Tokenizer | None, saved: SavedFinding) -> 
         rows.append(judge.score(_trace(saved, kept.other_ids[:at], kept.other_ids[at:])))
     score = row.score
     margin, step = score.margins[index], last_place(lm, score.tops[index])
-    controls = Controls(lm, kept.width).run(row, index, [row])
+    controls = dict(Controls(lm, kept.width).run(row, index, [row]))
     signature = _signature(judge, rows, saved, trace) if is_large(margin, saved.noise) else None
     if score.choices[index] == saved.token:
         cls, why = "exact", "the target now takes the candidate's token"

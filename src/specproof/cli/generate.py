@@ -103,8 +103,10 @@ def generate(
         _refuse(
             f"--drafter with method {method}", drafter not in (None, "none") and not has_drafts, "it does not draft"
         )
-        nothing_drafts = not has_drafts or drafter == "none"
-        _refuse("--num-draft-tokens", num_draft_tokens is not None and nothing_drafts, "nothing drafts here")
+        _refuse(f"--corpus with method {method}", corpus is not None and not has_drafts, "it does not draft")
+        _refuse(f"--draft-head with method {method}", draft_head is not None and not has_drafts, "it does not draft")
+        nothing_drafts = not has_drafts or drafter == "none" or num_draft_tokens == 0
+        _refuse("--num-draft-tokens", bool(num_draft_tokens) and nothing_drafts, "nothing drafts here")
         _refuse("--adaptive", adaptive and nothing_drafts, "nothing drafts here")
         _refuse("--window", window is not None and not has_pool, "only the same-length scheduler has one")
         _refuse(

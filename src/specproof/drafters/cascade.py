@@ -1,6 +1,7 @@
 """Two drafters in turn: what costs nothing first, a model where that has nothing."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -13,10 +14,12 @@ from specproof.drafters.suffix import Suffix
 class Cascade:
     """Rows for which `first` finds drafts take them; the others are drafted for by `model`.
 
+    model: a ModelDrafter, or any model that an engine takes as its draft and makes one of.
+
     The model reads what a row emitted meanwhile when it drafts for that row again: its KV holds committed tokens only.
     """
 
-    def __init__(self, first: PromptLookup | Suffix, model: ModelDrafter) -> None:
+    def __init__(self, first: PromptLookup | Suffix, model: Any) -> None:
         self.first, self.model = first, model
 
     @property

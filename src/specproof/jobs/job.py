@@ -63,6 +63,8 @@ class Job:
             )
         if self.corpus is not None and self.drafter not in ("suffix", "cascade"):
             raise ConfigError(f"drafter {self.drafter!r} uses no corpus; take suffix or cascade")
+        if self.corpus is not None and not self.corpus.is_file():
+            raise ConfigError(f"there is no file {self.corpus} for a corpus; name a UTF-8 text file")
         if self.config.draft_head is not None and not has_model:
             raise ConfigError(f"drafter {self.drafter!r} has no head to cut; draft_head is for model and cascade")
         least, most = self.defaults.min_new_tokens, self.defaults.max_new_tokens
@@ -101,13 +103,22 @@ class Job:
         return ("cascade:" if self.drafter == "cascade" else "") + _model(self.draft)
 
     def identity(self, source: InputFile) -> dict[str, Any]:
-        """What the results depend on. The draft is in it too: mixed acceptance counts would describe neither draft."""
-        defaults = self.defaults
+        """What the results depend on: the arithmetic too, since rounding chooses between near-ties.
+
+        So is what drafts: mixed acceptance counts would describe neither draft.
+        """
+        defaults, config = self.defaults, self.config
         return {
             "input_sha256": source.sha256,
             "target": _model(self.target_name),
             "drafter": self._drafter_identity,
+            "draft_head": config.draft_head,
+            "corpus_sha256": None if self.corpus is None else hashlib.sha256(self.corpus.read_bytes()).hexdigest(),
             "dtype": self.dtype,
+            "numerics": config.numerics,
+            "attention": config.attention,
+            "pack": config.pack,
+            "compile": config.compile,
             "chat": self.chat,
             "max_new_tokens": defaults.max_new_tokens,
             "min_new_tokens": defaults.min_new_tokens,

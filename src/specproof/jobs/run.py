@@ -31,6 +31,7 @@ def load_engine(job: Job, report: Callable[[str], None]) -> Engine:
     """
     if job.threads is not None:
         torch.set_num_threads(job.threads)
+    text = _read_corpus(job)  # before the models: a bad file is told at once
 
     def load(name: str) -> tuple[LM, Tokenizer]:
         lm = load_model(
@@ -47,25 +48,36 @@ def load_engine(job: Job, report: Callable[[str], None]) -> Engine:
     if job.drafter_name is None:
         return Engine(target, None, job.config, tokenizer)
     if job.draft is None:
-        drafter = PromptLookup() if job.drafter == "prompt-lookup" else Suffix(_corpus(job, tokenizer))
+        drafter = PromptLookup() if job.drafter == "prompt-lookup" else Suffix(_tokens(text, tokenizer, report))
         return Engine(target, drafter, job.config, tokenizer)
     draft, draft_tokenizer = load(job.draft)
     drafter = as_drafter(draft, target, tokenizer, draft_tokenizer, job.config)
     if job.drafter == "cascade":
         assert isinstance(drafter, ModelDrafter)
-        drafter = Cascade(Suffix(_corpus(job, tokenizer), size=CASCADE_MATCH), drafter)
+        drafter = Cascade(Suffix(_tokens(text, tokenizer, report), size=CASCADE_MATCH), drafter)
     return Engine(target, drafter, job.config, tokenizer)
 
 
-def _corpus(job: Job, tokenizer: Tokenizer) -> list[list[int]]:
-    """Raises ConfigError if there is no such file of text."""
+def _read_corpus(job: Job) -> str | None:
+    """Raises ConfigError if it is no text."""
     if job.corpus is None:
-        return []
+        return None
     try:
         text = job.corpus.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the corpus {job.corpus}: {error}") from error
-    return [tokenizer.encode(text)[:MOST_CORPUS]]
+        raise ConfigError(f"cannot read the corpus {job.corpus}: {error}; name a UTF-8 text file") from error
+    if not text.strip():
+        raise ConfigError(f"the corpus {job.corpus} has no text; leave --corpus out")
+    return text
+
+
+def _tokens(corpus: str | None, tokenizer: Tokenizer, report: Callable[[str], None]) -> list[list[int]]:
+    if corpus is None:
+        return []
+    tokens = tokenizer.encode(corpus)
+    if len(tokens) > MOST_CORPUS:
+        report(f"the corpus has {len(tokens)} tokens; the first {MOST_CORPUS} are used")
+    return [tokens[:MOST_CORPUS]]
 
 
 def run_job(job: Job, engine: Engine, source: InputFile, results: FileResults | StreamResults, tally: Tally) -> None:

@@ -180,6 +180,8 @@ _WHY_NOT: dict[torch.dtype, str | None] = {}
 
 
 def _try_packing(dtype: torch.dtype) -> str | None:
+    if dtype == torch.float64:
+        return "PyTorch packs float32 and bfloat16 weights, not float64"
     try:
         packed = torch.ops.mkldnn._reorder_linear_weight(torch.zeros(32, 32, dtype=dtype), None)
         torch.ops.mkldnn._linear_pointwise(torch.zeros(2, 32, dtype=dtype), packed, None, "none", [], "")
