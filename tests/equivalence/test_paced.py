@@ -15,6 +15,7 @@ from specproof.config import METHODS
 from specproof.drafters import Cascade, ModelDrafter, PromptLookup, Suffix
 from specproof.drafters.drafter import NextDraft
 from specproof.drafters.proposal import Proposal
+from specproof.errors import ConfigError
 from specproof.lm import LM
 from specproof.step import StepRecord
 
@@ -145,6 +146,22 @@ def test_a_cascade_asks_its_model_for_the_rows_in_which_nothing_occurred_before(
     assert_equal(engine.generate(REQUESTS), references("llama"), "cascade")
     assert sources["both"] > 0, "no step in which both drafted"
     assert engine.drafter.model.layout.nbytes == 0  # type: ignore[union-attr]
+
+
+def test_a_cascade_takes_any_model_and_an_engine_makes_a_drafter_of_it():
+    engine = Engine(
+        target("llama"), Cascade(PromptLookup(min_ngram=2), noisy_copy("llama")), EngineConfig(batch_size=3)
+    )
+    assert_equal(engine.generate(REQUESTS), references("llama"), "cascade")
+    assert isinstance(engine.drafter, Cascade)
+    assert isinstance(engine.drafter.model, ModelDrafter)
+    with pytest.raises(ConfigError, match="is no model"):
+        Engine(target("llama"), Cascade(PromptLookup(), 3))
+
+
+def test_a_head_cannot_be_cut_to_more_ids_than_it_has():
+    with pytest.raises(ConfigError, match="draft_head is 62, and the draft's head has 61 ids"):
+        Engine(target("llama"), noisy_copy("llama"), EngineConfig(draft_head=62))
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "opt", "gpt_neox", "gemma3_text", "glm4"])

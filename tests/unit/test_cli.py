@@ -19,6 +19,8 @@ FIELDS = [
     "id", "text", "token_ids", "prompt_len", "shared", "finish_reason", "stop", "error", "steps", "drafted",
     "accepted", "acceptance_histogram", "seconds",
 ]  # fmt: skip
+# What a row's neighbours and the clock may change: never what it says.
+COUNTS = ("seconds", "shared", "steps", "drafted", "accepted", "acceptance_histogram")
 RATES = ("acceptance_rate", "mean_accepted_length", "tokens_per_second")
 
 
@@ -154,15 +156,7 @@ def test_a_killed_run_resumes_without_losing_or_repeating_a_row(undisturbed, pro
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["resumed_rows"] >= 1
     assert json.loads(result.stdout)["tokens"] == sum(LIMITS) > json.loads(result.stdout)["new_tokens"]
-    counts = (
-        "seconds",
-        "shared",
-        "steps",
-        "drafted",
-        "accepted",
-        "acceptance_histogram",
-    )  # drafts may depend on the batch
-    assert read(out, counts) == read(undisturbed[0], counts)
+    assert read(out, COUNTS) == read(undisturbed[0], COUNTS)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.jsonl", "out.jsonl.meta.jsonl"]
 
 
@@ -178,8 +172,39 @@ def test_ctrl_c_keeps_finished_rows_and_says_how_to_go_on(undisturbed, prompts, 
     rows = len(LIMITS) + len(more)
     assert f"of {rows} rows are finished, kept in {out}; the same command with --resume goes on" in said
     assert "Traceback" not in said
-    finished = read(out)[: len(LIMITS)]
-    assert finished == read(undisturbed[0])[: len(finished)]
+    finished = read(out, COUNTS)[: len(LIMITS)]
+    assert finished == read(undisturbed[0], COUNTS)[: len(finished)]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--numerics", "fast"), 'numerics was "auto" and is "fast"'),
+        (("--attention", "eager"), 'attention was "sdpa" and is "eager"'),
+        (("--drafter", "suffix"), 'drafter was "prompt-lookup" and is "suffix"'),
+    ],
+)
+def test_a_run_is_not_resumed_with_other_arithmetic_or_another_drafter(undisturbed, prompts, options, said):
+    before = undisturbed[0].read_bytes()
+    result = specproof("generate", prompts, "-o", undisturbed[0], "--resume", *options)
+    assert (result.exit_code, undisturbed[0].read_bytes()) == (2, before)
+    assert said in result.stderr
+
+
+def test_a_corpus_is_told_where_it_is_cut_and_refused_where_it_is_no_text(
+    prompts, smollm2_folder, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("specproof.jobs.run.MOST_CORPUS", 5)
+    corpus, out = tmp_path / "corpus.txt", tmp_path / "out.jsonl"
+    for content, code, said in (
+        (b"one two three four five six seven", 0, "tokens; the first 5 are used"),
+        (b"\xff\xfe", 2, "cannot read the corpus"),
+        (b" \n", 2, "has no text; leave --corpus out"),
+    ):
+        corpus.write_bytes(content)
+        options = ("--overwrite", "--drafter", "suffix", "--corpus", corpus, "--max-new-tokens", 2)
+        result = specproof("generate", prompts, "-o", out, *options)
+        assert (result.exit_code, said in result.stderr) == (code, True), result.stderr
 
 
 def test_a_closed_pipe_ends_it_quietly(prompts, smollm2_folder):
@@ -289,6 +314,11 @@ def test_a_model_that_cannot_be_loaded_leaves_no_file_behind(tmp_path):
         (("--drafter", "suffix", "--draft", "d"), "drafter 'suffix' uses no draft model"),
         (("--corpus", "p.txt"), "drafter 'prompt-lookup' uses no corpus; take suffix or cascade"),
         (("--draft-head", 9), "drafter 'prompt-lookup' has no head to cut"),
+        (("--draft-head", 9, "--method", "target-only"), "--draft-head with method target-only: it does not draft"),
+        (("--corpus", "p.txt", "--method", "target-only"), "--corpus with method target-only: it does not draft"),
+        (("--drafter", "suffix", "--corpus", "nope.txt"), "there is no file nope.txt for a corpus; name a UTF-8 text"),
+        (("--num-draft-tokens", 0, "--adaptive"), "--adaptive: nothing drafts here"),
+        (("--numerics", "invariant", "--no-pack"), "pack them, or take numerics auto or fast"),
         (("--drafter", "none", "--adaptive"), "--adaptive: nothing drafts here"),
         (("--dtype", "int3"), "dtype is 'int3'; known: float32"),
         (("-o", "nowhere/out.jsonl"), "there is no folder nowhere"),
