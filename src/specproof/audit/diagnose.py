@@ -20,8 +20,8 @@ SIGNATURES = {
     "symbol": ("text-symptom", "a padding, unknown or BOS id inside, which the target does not choose"),
     "close": (
         "unexplained",
-        "every wrong choice is a close one: arithmetic other than the target's (a lower precision?), or unchecked tokens of "
-        "a draft that is much like it",
+        "every wrong choice is a close one: arithmetic other than the target's (a lower precision?), or unchecked "
+        "tokens of a draft much like it",
     ),
     "token-changed": (
         "accept-rule",
