@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -29,8 +30,10 @@ def specproof(*arguments, stdin=None):
 
 
 def start(*arguments, **pipes) -> subprocess.Popen:
+    """A process that heeds Ctrl-C, even if this one ignores it, as jobs in the background of a shell do."""
     command = [sys.executable, "-m", "specproof", *map(str, arguments)]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, **pipes)
+    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=heed, **pipes)
 
 
 def read(out: Path, but: tuple[str, ...] = ("seconds",)) -> list[dict]:
