@@ -99,15 +99,16 @@ def generate(
         most = (16 if config.adaptive else 5) if num_draft_tokens is None else num_draft_tokens
         config = replace(config, num_draft_tokens=most)
         has_drafts, has_pool = config.parts.drafts, config.parts.scheduler == "same-length"
-        _refuse(f"--draft with method {method}", draft and not has_drafts, "it does not draft")
-        _refuse(
-            f"--drafter with method {method}", drafter not in (None, "none") and not has_drafts, "it does not draft"
-        )
-        _refuse(f"--corpus with method {method}", corpus is not None and not has_drafts, "it does not draft")
-        _refuse(f"--draft-head with method {method}", draft_head is not None and not has_drafts, "it does not draft")
-        nothing_drafts = not has_drafts or drafter == "none" or num_draft_tokens == 0
-        _refuse("--num-draft-tokens", bool(num_draft_tokens) and nothing_drafts, "nothing drafts here")
-        _refuse("--adaptive", adaptive and nothing_drafts, "nothing drafts here")
+        for option, given in (
+            ("--draft", draft),
+            ("--drafter", drafter not in (None, "none")),
+            ("--corpus", corpus is not None),
+            ("--draft-head", draft_head is not None),
+        ):
+            _refuse(f"{option} with method {method}", given and not has_drafts, "it does not draft")
+        nothing_drafts = not has_drafts or drafter == "none"
+        _refuse("--num-draft-tokens", num_draft_tokens is not None and nothing_drafts, "nothing drafts here")
+        _refuse("--adaptive", adaptive and (nothing_drafts or num_draft_tokens == 0), "nothing drafts here")
         _refuse("--window", window is not None and not has_pool, "only the same-length scheduler has one")
         _refuse(
             "--no-share-prefixes", no_share_prefixes and not can_share, "only rows that are refilled in slots share"
