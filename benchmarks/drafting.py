@@ -23,8 +23,7 @@ from time import perf_counter
 import torch
 
 from specproof import Engine, EngineConfig, Output, Request
-from specproof.assembly import as_drafter
-from specproof.drafters import Cascade, ModelDrafter, PromptLookup, Suffix
+from specproof.drafters import Cascade, PromptLookup, Suffix
 from specproof.embedded import default_model_folder
 from specproof.jobs.provenance import machine, versions
 from specproof.jobs.run import CASCADE_MATCH
@@ -79,14 +78,12 @@ def read_prompts(paths: list[Path]) -> dict[str, list[str]]:
     return dict(found)
 
 
-def make_drafter(name: str, target: LM, draft: LM | None, config: EngineConfig, tokenizer: Tokenizer):
+def make_drafter(name: str, draft: LM | None):
     if name == "prompt-lookup":
         return PromptLookup()
     if name == "suffix":
         return Suffix()
-    drafter = as_drafter(draft, target, tokenizer, None, config)
-    assert isinstance(drafter, ModelDrafter)
-    return drafter if name == "model" else Cascade(Suffix(size=CASCADE_MATCH), drafter)
+    return draft if name == "model" else Cascade(Suffix(size=CASCADE_MATCH), draft)
 
 
 def measure(args: argparse.Namespace, models: tuple, requests: list[Request], batch_size: int, mode: str) -> Run:
@@ -102,7 +99,7 @@ def measure(args: argparse.Namespace, models: tuple, requests: list[Request], ba
             adaptive=pace == "adaptive",
             draft_head=args.draft_head if name in ("model", "cascade") else None,
         )
-        engine = Engine(target, make_drafter(name, target, draft, config, tokenizer), config, tokenizer)
+        engine = Engine(target, make_drafter(name, draft), config, tokenizer)
     start = perf_counter()
     outputs = engine.generate(requests)
     return Run(perf_counter() - start, outputs, engine)

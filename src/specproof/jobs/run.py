@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from specproof.assembly import as_drafter
-from specproof.drafters import Cascade, ModelDrafter, PromptLookup, Suffix
+from specproof.drafters import Cascade, PromptLookup, Suffix
 from specproof.embedded import default_model_folder
 from specproof.engine import Engine
 from specproof.errors import ConfigError, RequestError
@@ -51,11 +50,10 @@ def load_engine(job: Job, report: Callable[[str], None]) -> Engine:
         drafter = PromptLookup() if job.drafter == "prompt-lookup" else Suffix(_tokens(text, tokenizer, report))
         return Engine(target, drafter, job.config, tokenizer)
     draft, draft_tokenizer = load(job.draft)
-    drafter = as_drafter(draft, target, tokenizer, draft_tokenizer, job.config)
     if job.drafter == "cascade":
-        assert isinstance(drafter, ModelDrafter)
-        drafter = Cascade(Suffix(_tokens(text, tokenizer, report), size=CASCADE_MATCH), drafter)
-    return Engine(target, drafter, job.config, tokenizer)
+        cascade = Cascade(Suffix(_tokens(text, tokenizer, report), size=CASCADE_MATCH), draft)
+        return Engine(target, cascade, job.config, tokenizer, draft_tokenizer)
+    return Engine(target, draft, job.config, tokenizer, draft_tokenizer)
 
 
 def _read_corpus(job: Job) -> str | None:
