@@ -1,11 +1,13 @@
-"""What invariant numerics cost: forwards in the rule's shapes, in ordinary ones, and with weights as they came.
+"""What invariant numerics cost, and what compiling saves: the same forwards computed in several ways.
 
-    python benchmarks/numerics.py [--target FOLDER] [--dtype bfloat16] [--threads 2] [--layout slotted] [--json]
+    python benchmarks/numerics.py [--target FOLDER] [--dtype bfloat16] [--threads 2] [--layout slotted]
+        [--compile] [--json]
 
-Three engines' layouts over three copies of one model: `invariant`, `fast` (packed weights, ordinary shapes) and `stock`
-(weights as they came, ordinary shapes). Timed are forwards: decode with 1 token a row and with K + 1 = 6, at 1 and 8
-rows of 100 to 240 cached tokens, and prefill of one chunk of 256 tokens. The variants take turns within each repeat; a
-ratio is taken within a repeat, and medians are over `--repeats` of them, with the range beside.
+Engines' layouts over copies of one model: `invariant` (the rule's shapes), `fast` (packed weights, ordinary shapes) and
+`stock` (weights as they came, ordinary shapes); with `--compile` also the first two with their layers compiled. Timed
+are forwards: decode with 1 token a row and with K + 1 = 6, at 1 and 8 rows of 100 to 240 cached tokens, and prefill of
+one chunk of 256 tokens. The variants take turns within each repeat; a ratio is taken within a repeat, and medians are
+over `--repeats` of them, with the range beside.
 """
 
 import argparse
@@ -25,13 +27,23 @@ from specproof.kv.layout import Feed, Layout
 from specproof.lm import LM, hide_loading_bars, load_model
 from specproof.numerics.choose import choose_numerics
 
-VARIANTS = {
+PLAIN = {
     "invariant": EngineConfig(numerics="invariant"),
     "fast": EngineConfig(numerics="fast"),
     "stock": EngineConfig(numerics="fast", pack=False),
 }
+COMPILED = {
+    "fast compiled": EngineConfig(numerics="fast", compile=True),
+    "invariant compiled": EngineConfig(numerics="invariant", compile=True),
+}
 CHUNK = 256
-RATIOS = (("invariant", "fast"), ("invariant", "stock"), ("fast", "stock"))
+RATIOS = (
+    ("invariant", "fast"),
+    ("invariant", "stock"),
+    ("fast", "stock"),
+    ("fast compiled", "fast"),
+    ("invariant compiled", "invariant"),
+)
 
 
 @dataclass(frozen=True)
@@ -67,7 +79,7 @@ def measure(phase: str, layouts: dict[str, Layout], feeds: list[Feed], repeats: 
             if repeat:  # the first is a warm-up
                 times[name].append(spent)
     ratios = {}
-    for one, other in RATIOS:
+    for one, other in (pair for pair in RATIOS if pair[0] in times):
         found = [a / b for a, b in zip(times[one], times[other], strict=True)]
         ratios[f"{one} / {other}"] = (statistics.median(found), min(found), max(found))
     medians = {name: 1e3 * statistics.median(found) for name, found in times.items()}
@@ -81,18 +93,20 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--layout", default="slotted", choices=tuple(LAYOUTS))
     parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--compile", action="store_true", help="time compiled layers too")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
+    variants = {**PLAIN, **(COMPILED if args.compile else {})}
     torch.set_num_threads(args.threads)
     hide_loading_bars()
 
     lm = load_model(args.target or default_model_folder(), dtype=args.dtype)
-    lms = {name: LM(copy.deepcopy(lm.model)) for name in VARIANTS}  # type: ignore[arg-type]
+    lms = {name: LM(copy.deepcopy(lm.model)) for name in variants}  # type: ignore[arg-type]
     del lm
-    chosen = {name: choose_numerics(lms[name], config) for name, config in VARIANTS.items()}
+    chosen = {name: choose_numerics(lms[name], config) for name, config in variants.items()}
     rows = []
     for count, widths in ((1, (1, 6)), (8, (1, 6)), (1, (CHUNK,))):
-        layouts = {name: LAYOUTS[args.layout](lms[name], "sdpa", chosen[name]) for name in VARIANTS}
+        layouts = {name: LAYOUTS[args.layout](lms[name], "sdpa", chosen[name]) for name in variants}
         lengths = [100 + 20 * i for i in range(count)]
         for name, layout in layouts.items():
             fill(layout, lms[name].vocab_size, lengths)

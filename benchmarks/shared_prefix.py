@@ -16,8 +16,7 @@ from time import perf_counter
 import torch
 
 from specproof import Engine, EngineConfig, Request
-from specproof.embedded import default_model_folder
-from specproof.lm import load_model
+from specproof.bench.workload import load_subject
 from specproof.prompts import PROMPTS
 from specproof.tokenizer import Tokenizer
 
@@ -47,11 +46,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-
-    folder = default_model_folder()
-    target = load_model(folder, dtype=args.dtype)
-    work = requests(Tokenizer.load(folder), args.rows, args.prefix, args.new_tokens)
+    subject = load_subject(None, None, args.dtype, args.threads)
+    target = subject.target
+    work = requests(subject.tokenizer, args.rows, args.prefix, args.new_tokens)
     engines = {
         share: Engine(target, config=EngineConfig("target-only", args.batch_size, share_prefixes=share))
         for share in (True, False)

@@ -21,11 +21,10 @@ import torch
 
 from specproof import Engine, EngineConfig, Request
 from specproof.bench.clock import ForwardClock
+from specproof.bench.workload import load_subject
 from specproof.drafters import DraftRow, Scripted
-from specproof.embedded import default_model_folder
-from specproof.lm import LM, load_model
+from specproof.lm import LM
 from specproof.prompts import PROMPTS
-from specproof.tokenizer import Tokenizer
 
 K = 5
 METHODS = ("specproof", "eqspec")
@@ -102,10 +101,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-
-    folder = default_model_folder()
-    target, tokenizer = load_model(folder, dtype=args.dtype), Tokenizer.load(folder)
+    subject = load_subject(None, None, args.dtype, args.threads)
+    target, tokenizer = subject.target, subject.tokenizer
     rows = []
     for batch_size in args.batch_sizes:
         prompts = [PROMPTS[i % len(PROMPTS)] for i in range(2 * batch_size)]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 PLAIN_BATCH = frozenset({"batch", "batch-anew"})  # controls that feed one token of each of several rows
 LARGE = 4  # times the measured noise: beyond it no control can make a divergence benign
+VARIANCE = frozenset({"width-variance", "batch-variance"})  # the target itself takes the token in another shape
 BENIGN = frozenset({"exact", "tie", "near-tie", "width-variance", "batch-variance"})
 CLASSES = (
     "exact", "tie", "near-tie", "width-variance", "batch-variance", "foreign-row", "accept-rule", "lost-sync",

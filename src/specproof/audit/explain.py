@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from specproof.audit.controls import Controls
-from specproof.audit.diagnose import BENIGN, Evidence, decide
+from specproof.audit.diagnose import BENIGN, VARIANCE, Evidence, decide
 from specproof.audit.finding import Finding, Replay
 from specproof.audit.group import JudgedRow
 from specproof.audit.judge import Judge
@@ -47,7 +47,7 @@ class Explainer:
             for name, found in more:
                 controls[name] = found
                 cls, why = decided()
-                if cls.endswith("-variance"):
+                if cls in VARIANCE:
                     break
         return Finding(
             index=index,

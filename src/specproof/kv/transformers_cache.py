@@ -22,7 +22,17 @@ COMPILED_ATTENTION_NAME = "specproof-compiled"
 _UNSUPPORTED = ("s_aux", "position_bias", "cu_seq_lens_q", "block_mask")
 
 
-class StepCache(Cache):
+class _OfOneForward(Cache):
+    """A cache that tells a model nothing of lengths: positions are always given, nothing may be derived from them."""
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        return query_length, 0
+
+
+class StepCache(_OfOneForward):
     """What a model sees as its cache during one forward: `update` writes into cells and returns all of them.
 
     index: (b * n,) long, the cell of each token. The keys and values returned are views (rows, H, capacity, D); which
@@ -43,14 +53,8 @@ class StepCache(Cache):
         self.cells.write(layer_idx, self.index, _by_head(key_states), _by_head(value_states))
         return self.cells.view(layer_idx) if self.gathered is None else self.cells.gather(layer_idx, self.gathered)
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0  # positions are always given; nothing may be derived from a shared length
 
-    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        return query_length, 0
-
-
-class _PassedOn(Cache):
+class _PassedOn(_OfOneForward):
     """What compiled layers see as their cache: nothing of a step, so that one graph serves all steps and layers.
 
     Keys and values go on to the attention operator, which writes them (see `RunningStep`).
@@ -63,12 +67,6 @@ class _PassedOn(Cache):
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs
     ) -> tuple[Tensor, Tensor]:
         return key_states, value_states
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        return query_length, 0
 
 
 PASSED_ON = _PassedOn()

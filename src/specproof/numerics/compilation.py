@@ -1,7 +1,6 @@
 """Compiling a model's layers at a known moment, and whether it pays."""
 
 import statistics
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import ceil
 from time import perf_counter
@@ -9,7 +8,7 @@ from time import perf_counter
 from specproof.config import EngineConfig
 from specproof.errors import ConfigError
 from specproof.kv import LAYOUTS
-from specproof.kv.layout import Feed, Layout
+from specproof.kv.layout import Feed
 from specproof.lm import LM
 from specproof.numerics.compiled import compiled_layers, why_not_compiled
 from specproof.numerics.observe import small_forward
@@ -65,10 +64,12 @@ def compile_now(lm: LM, attention: str, packed: bool) -> None:
 
 def measure(lm: LM, config: EngineConfig, numerics: Numerics) -> Compilation:
     """Time steps of `batch_size` rows both ways, in turns. numerics: those of the engine, compiled."""
-    make: Callable[[Numerics], Layout] = lambda kind: LAYOUTS[config.parts.layout](lm, config.attention, kind)  # noqa: E731
     rows = [str(i) for i in range(config.batch_size)]
     cached = CACHED if lm.context is None else min(CACHED, lm.context - 1)
-    both = {compiled: make(replace(numerics, compiled=compiled)) for compiled in (True, False)}
+    both = {
+        compiled: LAYOUTS[config.parts.layout](lm, config.attention, replace(numerics, compiled=compiled))
+        for compiled in (True, False)
+    }
     for layout in both.values():
         for row in rows:
             layout.admit(row, cached)
