@@ -123,6 +123,32 @@ def test_weights_that_change_are_used_at_once():
     assert second != first
 
 
+def test_layers_that_change_are_compiled_anew_by_the_next_engine():
+    lm, request = tiny_lm("llama", dtype=torch.float32), Request([5, 6, 7], max_new_tokens=12)
+    config = EngineConfig(compile=True, numerics="fast")
+    engine = Engine(lm, config=config)
+    first = engine.generate([request])[0].token_ids
+    engine.close()
+    for layer in lm.model.model.layers:
+        layer.input_layernorm.variance_epsilon = 0.5
+    second = Engine(lm, config=config).generate([request])[0].token_ids
+    assert second == decode_reference(lm, request).token_ids
+    assert second != first
+    compiled = counters["stats"]["unique_graphs"]
+    assert Engine(lm, config=config).generate([request])[0].token_ids == second
+    assert counters["stats"]["unique_graphs"] == compiled
+
+
+def test_a_model_in_another_dtype_is_compiled_anew():
+    lm, request = tiny_lm("llama", dtype=torch.bfloat16), Request([5, 6, 7], max_new_tokens=12)
+    engine = Engine(lm, config=EngineConfig(compile=True, numerics="fast"))
+    engine.generate([request])
+    engine.close()
+    wide = LM(lm.model.float())
+    found = Engine(wide, config=EngineConfig(compile=True, numerics="fast")).generate([request])[0].token_ids
+    assert found == decode_reference(wide, request).token_ids
+
+
 @pytest.mark.parametrize("layout", ["slotted", "left-padded"])
 def test_the_auditor_sees_a_compiled_engines_steps(layout):
     engine = Engine(
@@ -144,9 +170,14 @@ def test_another_process_need_not_compile_again(monkeypatch, tmp_path):
     assert traced == [1, 0]
     assert outputs[0] == outputs[1]
     (saved,) = (tmp_path / "compiled").glob("*.bin")
-    saved.write_bytes(b"no code")
-    assert Engine(tiny_lm("llama", dtype=torch.float32), config=config).generate([request])[0].token_ids == outputs[0]
-    assert counters["stats"]["unique_graphs"] - before == 1
+    whole = saved.read_bytes()
+    for damaged in (b"no code", whole[:-1] + bytes([whole[-1] ^ 1]), whole[:1000]):
+        saved.write_bytes(damaged)
+        before = counters["stats"]["unique_graphs"]
+        engine = Engine(tiny_lm("llama", dtype=torch.float32), config=config)
+        assert engine.generate([request])[0].token_ids == outputs[0]
+        assert counters["stats"]["unique_graphs"] - before == 1
+        assert saved.read_bytes() != damaged
 
 
 def test_what_cannot_be_compiled_is_one_clear_error(monkeypatch):
@@ -165,7 +196,7 @@ def test_what_cannot_be_compiled_is_one_clear_error(monkeypatch):
             return states if states.sum() > 0 else -states  # cannot be traced: it asks for a value
 
     lm.model.model.layers[1].mlp.act_fn = Odd()
-    with pytest.raises(ConfigError, match="cannot be compiled here: "):
+    with pytest.raises(ConfigError, match=r"cannot be compiled here: .*; leave compile out to decode it"):
         Engine(lm, config=EngineConfig(compile=True))
     assert not any("forward" in vars(module) for module in lm.model.modules())
     assert Engine(lm, config=EngineConfig(numerics="fast")).compilation is None

@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Mapping
 from functools import cache
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from specproof import __version__
 from specproof.embedded import embedded_folder
 from specproof.machine import cpu_name
 
-VERSION = 1  # of the operators that compiled layers call: raise it when they change
+VERSION = 2  # of these files and of the operators that compiled layers call: raise it when they change
 
 
 def load(about: Mapping[str, Any], names: dict[str, Any]) -> Any:
@@ -24,9 +25,11 @@ def load(about: Mapping[str, Any], names: dict[str, Any]) -> Any:
     Like PyTorch's own cache it holds pickled code, in the user's folder.
     """
     try:
-        with _path(about).open("rb") as file:
-            return torch.compiler.load_compiled_function(file, f_globals=names)
-    except Exception:  # not there, half written, of another PyTorch: compile again
+        digest, _, code = _path(about).read_bytes().partition(b"\n")
+        if digest != _digest(code):
+            return None
+        return torch.compiler.load_compiled_function(BytesIO(code), f_globals=names)
+    except Exception:  # not there, of another PyTorch: compile again
         return None
 
 
@@ -37,9 +40,15 @@ def save(about: Mapping[str, Any], made: Any) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         made.save_compiled_function(str(partial))
+        code = partial.read_bytes()
+        partial.write_bytes(_digest(code) + b"\n" + code)
         partial.replace(path)
     except (OSError, RuntimeError):
         return
+
+
+def _digest(code: bytes) -> bytes:
+    return hashlib.sha256(code).hexdigest().encode()
 
 
 @cache

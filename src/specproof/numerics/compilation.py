@@ -10,7 +10,7 @@ from specproof.errors import ConfigError
 from specproof.kv import LAYOUTS
 from specproof.kv.layout import Feed
 from specproof.lm import LM
-from specproof.numerics.compiled import compiled_layers, why_not_compiled
+from specproof.numerics.compiled import compiled_layers, forget_changed, why_not_compiled
 from specproof.numerics.observe import small_forward
 from specproof.numerics.rule import Numerics
 
@@ -22,7 +22,8 @@ REPEATS = 7
 class Compilation:
     """What compiling cost in this process, and what it saves.
 
-    seconds: of the forward that compiled the layers, or loaded them from disk. rows: of the steps that were timed, one
+    seconds: all that it added before the first step: PyTorch's compiler imported, the layers compiled or loaded from
+    disk, these steps timed. rows: of the steps that were timed, one
     token each. step_seconds, plain_step_seconds: median of such a forward with the layers compiled, and as they are.
     """
 
@@ -48,22 +49,27 @@ class Compilation:
 
 def compile_now(lm: LM, attention: str, packed: bool) -> None:
     """Raises ConfigError, saying why, if the layers cannot be compiled."""
+    started = perf_counter()
     why = why_not_compiled(lm.model)
     if why is None:
         numerics = Numerics(False, packed, "to compile")
         small_forward(lm, attention, numerics)  # what is wrong with the model itself is said by this one
+        forget_changed(lm.model, packed)
         try:
             small_forward(lm, attention, replace(numerics, compiled=True))
         except ConfigError:
             raise
         except Exception as error:  # compilers fail in many ways
-            why = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+            lines = str(error).strip().splitlines() or [""]
+            why = f"{type(error).__name__}: {'; '.join(dict.fromkeys((lines[0], lines[-1])))}"
     if why is not None:
-        raise ConfigError(f"the model cannot be compiled here: {why}; it is decoded without compile")
+        raise ConfigError(f"the model cannot be compiled here: {why}; leave compile out to decode it")
+    compiled_layers(lm.model, packed)[1].seconds += perf_counter() - started
 
 
 def measure(lm: LM, config: EngineConfig, numerics: Numerics) -> Compilation:
     """Time steps of `batch_size` rows both ways, in turns. numerics: those of the engine, compiled."""
+    started = perf_counter()
     rows = [str(i) for i in range(config.batch_size)]
     cached = CACHED if lm.context is None else min(CACHED, lm.context - 1)
     both = {
@@ -81,7 +87,7 @@ def measure(lm: LM, config: EngineConfig, numerics: Numerics) -> Compilation:
             layout.forward([Feed(row, cached, (1,), 0, 1) for row in rows])[0, 0].item()
             seconds[compiled].append(perf_counter() - start)
     return Compilation(
-        compiled_layers(lm.model, numerics.packed)[1].seconds or 0.0,
+        compiled_layers(lm.model, numerics.packed)[1].seconds + perf_counter() - started,
         len(rows),
         statistics.median(seconds[True]),
         statistics.median(seconds[False]),

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from time import perf_counter
 from types import MethodType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -36,16 +35,16 @@ _OPTIONS = {"cpp.threads": 1, "size_asserts": False, "alignment_asserts": False}
 
 
 class Layers:
-    """The layers of one model; the first forward compiles them. seconds: what that forward took."""
+    """The layers of one model; the first forward compiles them. seconds: what getting them compiled took so far."""
 
     def __init__(self, layers: nn.ModuleList) -> None:
-        self._kinds = [_kind(layer) for layer in layers]
+        self._kinds = _kinds(layers)
         if len(set(self._kinds)) > MOST_KINDS:
             raise ConfigError(
                 f"the layers cannot be compiled: they are of {len(set(self._kinds))} kinds, at most {MOST_KINDS} can be"
             )
         self._code: dict[tuple, Callable[..., Any]] = {}
-        self.seconds: float | None = None
+        self.seconds = 0.0
         self._noted: dict[int, tuple[tuple, dict[str, Any]]] | None = None
 
     @contextmanager
@@ -54,7 +53,6 @@ class Layers:
 
         ids: (b, n), of the forward. The compiled layers see (1, N), at least two tokens: a single one is fed twice.
         """
-        started = perf_counter()
         for number, layer in enumerate(layers):
             vars(layer)["forward"] = partial(self._forward, running, ids.shape, number, layer)
         try:
@@ -62,8 +60,10 @@ class Layers:
         finally:
             for layer in layers:
                 del vars(layer)["forward"]
-        if self.seconds is None:
-            self.seconds = perf_counter() - started
+
+    def are(self, layers: nn.ModuleList) -> bool:
+        """Whether these layers are what was compiled."""
+        return self._kinds == _kinds(layers)
 
     @contextmanager
     def noting(self, calls: dict[int, tuple[tuple, dict[str, Any]]]) -> Iterator[None]:
@@ -125,6 +125,14 @@ def compiled_layers(model: PreTrainedModel, packed: bool) -> tuple[nn.ModuleList
     return layers, made[packed]
 
 
+def forget_changed(model: PreTrainedModel, packed: bool) -> None:
+    """Give up what was compiled of layers that have changed since. packed: as the weights are now."""
+    layers = decoder_layers(model)
+    made = _LAYERS.get(layers, {})
+    if packed in made and not made[packed].are(layers):
+        del made[packed]
+
+
 def why_not_compiled(model: PreTrainedModel) -> str | None:
     """What stands in the way of compiling, as far as can be told before; None: nothing."""
     if not hasattr(torch.compile(_run, fullgraph=True), "aot_compile"):
@@ -161,6 +169,10 @@ def _mark_tokens(values: Any) -> None:
     for value in tree_flatten(values)[0]:
         if isinstance(value, Tensor) and value.ndim > 1:
             torch._dynamo.mark_dynamic(value, 1)
+
+
+def _kinds(layers: nn.ModuleList) -> list[tuple]:
+    return [_kind(layer) for layer in layers]
 
 
 def _kind(layer: nn.Module) -> tuple:
