@@ -193,7 +193,7 @@ def _about(module: nn.Module, other: Callable[[Any], Any]) -> tuple:
     """other: what to tell of a value that is no plain one."""
     shape = linear_shape(module)
     if shape is not None:
-        return type(module), shape
+        return type(module), shape, getattr(module, "number", 0)
     tensors = {**module._parameters, **module._buffers}
     values = {name: value for name, value in vars(module).items() if name[0] != "_" and name != "layer_idx"}
     return (

@@ -1,6 +1,6 @@
 """One small forward of the model, watched: which operations it has, and in which shapes."""
 
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,7 +14,7 @@ from specproof.kv.transformers_cache import StepCache
 from specproof.layers import decoder_layers
 from specproof.lm import LM
 from specproof.numerics.compiled import compiled_layers
-from specproof.numerics.packed import arrange, linear_shape
+from specproof.numerics.packed import PackedLinear, arrange, linear_shape
 from specproof.numerics.rule import Numerics
 
 TOKENS = 8
@@ -35,14 +35,14 @@ class AttentionShape:
 
 @dataclass(slots=True)
 class Operations:
-    """Distinct ones, each with a module that does it.
+    """Distinct ones, each with what does it.
 
     linear: by (out, in, has a bias). rowwise: all other modules without children, with the arguments of the call: the
     norms, activations and rotary tables, which take tokens along dimension 1. compiled: the first layer of each kind,
     by number, with the arguments of the call.
     """
 
-    linear: dict[tuple[int, int, bool], nn.Module] = field(default_factory=dict)
+    linear: dict[tuple[int, int, bool], Callable[[Tensor], Tensor]] = field(default_factory=dict)
     rowwise: dict[str, tuple[nn.Module, tuple[Tensor, ...]]] = field(default_factory=dict)
     attention: dict[AttentionShape, int] = field(default_factory=dict)  # to a layer
     compiled: dict[int, tuple[tuple, dict[str, Any]]] = field(default_factory=dict)
@@ -98,7 +98,7 @@ def _watching(model: nn.Module, found: Operations, inside: Container[nn.Module])
     def note(module: nn.Module, args: tuple, kwargs: dict, out: object) -> None:
         shape = linear_shape(module)
         if shape is not None:
-            found.linear.setdefault(shape, module)
+            found.linear.setdefault(shape, module.product if isinstance(module, PackedLinear) else module)
             return
         if module in inside:
             return

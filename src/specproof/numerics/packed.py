@@ -7,6 +7,7 @@ bits, but copies its input and output and reorders the weight again at each call
 
 import copy
 from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary, ref
@@ -17,6 +18,9 @@ from torch import Tensor, nn
 from specproof.errors import ConfigError
 from specproof.numerics.opaque import packed_product
 
+# Layers of one module that a model calls with the same states: computed as one product.
+TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+
 
 @dataclass(eq=False)
 class Packing:
@@ -26,24 +30,68 @@ class Packing:
     layers: list[tuple[ref[nn.Module], str, "PackedLinear"]] = field(default_factory=list)  # parent, name, the layer
 
 
-class PackedLinear(nn.Module):
-    """Stands in for an nn.Linear or a Conv1D. Gives each row the same bits for any number of rows: one is fed twice.
+class Product:
+    """One product with the packed weights of layers that read the same states; mostly of a single layer.
 
-    The original keeps its place in memory and its parameters, but its weight is empty meanwhile, unless other modules
-    share it (a tied embedding). A deep copy is an ordinary layer again.
+    sizes: outputs of each layer. in_features: inputs of all.
     """
 
-    def __init__(self, original: nn.Module, is_shared: bool, packing: Packing) -> None:
-        super().__init__()
-        weight = original.get_parameter("weight")
-        self.is_transposed = _is_conv1d(original)
-        dense = weight.data.t().contiguous() if self.is_transposed else weight.data
-        self.out_features, self.in_features = dense.shape
+    def __init__(self, originals: Sequence[nn.Module], packing: Packing) -> None:
+        weights = [_dense(original) for original in originals]
+        biases = [_bias(original) for original in originals]
+        self.sizes = [len(weight) for weight in weights]
+        self.in_features = weights[0].shape[1]
         self._packing = packing
+        self._packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(_joined(weights), None)
+        self._bias = None if biases[0] is None else _joined(biases)
+        self._states: Tensor | None = None  # what `_parts` were computed from
+        self._parts: list[Tensor | None] = []
+
+    @property
+    def shape(self) -> tuple[int, int, bool]:
+        """(out, in, has a bias)"""
+        return sum(self.sizes), self.in_features, self._bias is not None
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """states: (..., in) -> (..., out), the outputs of all layers."""
+        rows = states.reshape(-1, self.in_features)
+        if torch.compiler.is_compiling():
+            out = torch.ops.specproof.linear(rows, self._packed, self._bias, sum(self.sizes))
+        else:
+            out = packed_product(rows, self._packed, self._bias, self._packing.block)
+        return out.view(*states.shape[:-1], sum(self.sizes))
+
+    def part(self, number: int, states: Tensor) -> Tensor:
+        """The outputs of one layer. Computed for all when the first is asked for, and held until each was."""
+        if len(self.sizes) == 1:
+            return self(states)
+        if states is not self._states or self._parts[number] is None:
+            self._states, self._parts = states, list(self(states).split(self.sizes, -1))
+        part, self._parts[number] = self._parts[number], None
+        if all(other is None for other in self._parts):
+            self._states = None
+        assert part is not None
+        return part
+
+    def weight(self, number: int) -> Tensor:
+        """(out, in) of one layer, made anew."""
+        return self._packed.to_dense().split(self.sizes)[number]
+
+
+class PackedLinear(nn.Module):
+    """Stands in for an nn.Linear or a Conv1D. Gives each row the same bits for any number of rows.
+
+    The original keeps its place in memory and its parameters, but its weight is empty meanwhile, unless other modules
+    share it (a tied embedding). A deep copy is an ordinary layer again. number: its place in the product.
+    """
+
+    def __init__(self, original: nn.Module, product: Product, number: int) -> None:
+        super().__init__()
+        self.is_transposed = _is_conv1d(original)
+        self.in_features, self.out_features = product.in_features, product.sizes[number]
+        self.product = product
+        self.number = number
         self._original = (original,)  # in a tuple: not a submodule
-        self._packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(dense, None)
-        if not is_shared:
-            weight.data = weight.data.new_empty(0)
 
     @property
     def original(self) -> nn.Module:
@@ -52,8 +100,8 @@ class PackedLinear(nn.Module):
     @property
     def weight(self) -> Tensor:
         """The weight as the original has it, made anew."""
-        dense = self._packed.to_dense()
-        return dense.t().contiguous() if self.is_transposed else dense
+        dense = self.product.weight(self.number)
+        return dense.t().contiguous() if self.is_transposed else dense.clone()
 
     @property
     def bias(self) -> Any:
@@ -61,12 +109,7 @@ class PackedLinear(nn.Module):
 
     def forward(self, states: Tensor) -> Tensor:
         """states: (..., in) -> (..., out)."""
-        rows = states.reshape(-1, self.in_features)
-        if torch.compiler.is_compiling():
-            out = torch.ops.specproof.linear(rows, self._packed, self.bias, self.out_features)
-        else:
-            out = packed_product(rows, self._packed, self.bias, self._packing.block)
-        return out.view(*states.shape[:-1], self.out_features)
+        return self.product.part(self.number, states)
 
     def restore(self) -> nn.Module:
         """The original with its weight back, bit for bit."""
@@ -117,15 +160,36 @@ def _pack(model: nn.Module) -> Packing:
     uses = Counter(id(p) for module in modules for p in module._parameters.values() if p is not None)
     made: dict[int, PackedLinear] = {}
     for parent in modules:
-        for name, child in list(parent._modules.items()):
-            if child is None or not is_packable(child):
-                continue
-            if id(child) not in made:
-                made[id(child)] = PackedLinear(child, uses[id(child.weight)] > 1, packing)
-            parent._modules[name] = made[id(child)]
-            packing.layers.append((ref(parent), name, made[id(child)]))
+        children = {name: child for name, child in parent._modules.items() if child is not None and is_packable(child)}
+        for names in _groups(children, uses):
+            originals = [children[name] for name in names]
+            if id(originals[0]) not in made:
+                product = Product(originals, packing)
+                for number, original in enumerate(originals):
+                    made[id(original)] = PackedLinear(original, product, number)
+                    weight = original.get_parameter("weight")
+                    if uses[id(weight)] == 1:
+                        weight.data = weight.data.new_empty(0)
+            for name, original in zip(names, originals, strict=True):
+                parent._modules[name] = made[id(original)]
+                packing.layers.append((ref(parent), name, made[id(original)]))
     _PACKED[model] = packing
     return packing
+
+
+def _groups(children: Mapping[str, nn.Module], uses: Mapping[int, int]) -> Iterator[tuple[str, ...]]:
+    """Names of layers that are packed as one. uses: of each parameter, by id."""
+    alone = dict.fromkeys(children)
+    for names in TOGETHER:
+        if all(name in children for name in names):
+            layers = [children[name] for name in names]
+            likes = {(type(layer), _dense(layer).shape[1], _bias(layer) is None) for layer in layers}
+            if len(likes) == 1 and all(uses[id(layer.weight)] == 1 for layer in layers):
+                yield names
+                for name in names:
+                    del alone[name]
+    for name in alone:
+        yield (name,)
 
 
 @torch.inference_mode(False)
@@ -155,13 +219,29 @@ def is_packable(module: nn.Module) -> bool:
 
 
 def linear_shape(module: nn.Module) -> tuple[int, int, bool] | None:
-    """(out, in, has a bias) of a linear layer, packed or not; None for any other module."""
-    if isinstance(module, PackedLinear | nn.Linear):
+    """(out, in, has a bias) of the product that a linear layer computes, packed or not; None for any other module."""
+    if isinstance(module, PackedLinear):
+        return module.product.shape
+    if isinstance(module, nn.Linear):
         return module.out_features, module.in_features, module.bias is not None
     if _is_conv1d(module):
-        inputs, outputs = module.get_parameter("weight").shape
+        outputs, inputs = _dense(module).shape
         return outputs, inputs, True
     return None
+
+
+def _dense(module: nn.Module) -> Tensor:
+    """(out, in)"""
+    weight = module.get_parameter("weight").data
+    return weight.t().contiguous() if _is_conv1d(module) else weight
+
+
+def _bias(module: nn.Module) -> Tensor | None:
+    return module._parameters["bias"]
+
+
+def _joined(tensors: list[Any]) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
 
 def _is_conv1d(module: nn.Module) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from specproof.kv.attention import AttentionPlan, Block
@@ -21,24 +21,24 @@ FIXED = 4  # queries that are followed through all shapes
 FOLLOWED = 16  # and through all key lengths
 
 
-def try_linear(shape: tuple[int, int, bool], module: nn.Module, dtype: torch.dtype) -> Finding:
+def try_linear(shape: tuple[int, int, bool], product: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Finding:
     """Every number of rows up to BLOCK (beyond it, products are cut), with the rows at different places."""
     outputs, inputs, _ = shape
     states = _normal(BLOCK, inputs).to(dtype)
-    whole = module(states)
+    whole = product(states)
     differing = []
     for count in range(1, BLOCK):
         groups = min(BLOCK // count, -(-SAMPLES // (count * outputs)))
         starts = [round(i * (BLOCK - count) / max(1, groups - 1)) for i in range(groups)]
-        if not all(torch.equal(module(states[at : at + count]), whole[at : at + count]) for at in starts):
+        if not all(torch.equal(product(states[at : at + count]), whole[at : at + count]) for at in starts):
             differing.append(count)
     other = _normal(BLOCK, inputs, seed=1).to(dtype)
     moved = torch.cat([other[:11], states[:3], other[14:]])
     depends = name_values("number of rows", differing)
-    if not torch.equal(module(moved)[11:14], whole[:3]):
+    if not torch.equal(product(moved)[11:14], whole[:3]):
         depends += ("neighbours",)
     return Finding(
-        f"linear {inputs} to {outputs}", f"1 to {BLOCK} rows", depends, _threads_matter(lambda: module(states), whole)
+        f"linear {inputs} to {outputs}", f"1 to {BLOCK} rows", depends, _threads_matter(lambda: product(states), whole)
     )
 
 
@@ -87,11 +87,12 @@ def try_rowwise(
     wide = [t.repeat_interleave(-(-most // t.shape[1]), dim=1)[:, :most] for t in tensors]
     generator = torch.Generator().manual_seed(0)
     wide = [t[:, torch.randperm(most, generator=generator).to(t.device)] for t in wide]
+    wide = [_as_lies(given, t) for given, t in zip(tensors, wide, strict=True)]
     whole = _tensors(module(*wide))
     differing = []
     for count in counts or range(1, most):
         at = count % 2 * (most - count)
-        part = _tensors(module(*(t[:, at : at + count].contiguous() for t in wide)))
+        part = _tensors(module(*(_as_lies(g, t[:, at : at + count]) for g, t in zip(tensors, wide, strict=True))))
         if not all(torch.equal(p, w[:, at : at + count]) for p, w in zip(part, whole, strict=True)):
             differing.append(count)
     return Finding(
@@ -100,6 +101,15 @@ def try_rowwise(
         name_values("number of tokens", differing),
         _threads_matter(lambda: _tensors(module(*wide))[0], whole[0]),
     )
+
+
+def _as_lies(given: Tensor, tensor: Tensor) -> Tensor:
+    """A copy of `tensor` (b, n, ...) whose tokens lie as far apart as those of `given`."""
+    gap, size = given.stride(1), tensor.shape[2:].numel()
+    if gap <= size:
+        return tensor.contiguous()
+    spread = tensor.new_zeros(*tensor.shape[:2], gap)[..., :size].unflatten(2, tensor.shape[2:])
+    return spread.copy_(tensor)
 
 
 def try_attention(
