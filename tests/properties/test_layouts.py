@@ -171,6 +171,9 @@ class LayoutMachine(RuleBasedStateMachine):
         """Invariants I1 and I2, from what the model was given."""
         if self.layout_name == "slotted":
             [(ids, positions, kv)] = self.lm.calls
+            by_row = {feed.row: feed for feed in feeds}
+            assert len(self.layout.rows) == len(feeds)
+            feeds = [by_row[row] for row in self.layout.rows]
             expected = [position for feed in feeds for position in range(feed.start, feed.end)]
             tokens = [token for feed in feeds for token in self.rows[feed.row].tokens[feed.start :]]
             slots = [self.layout.slots.slot(feed.row) for feed in feeds for _ in range(feed.length)]

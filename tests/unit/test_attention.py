@@ -24,7 +24,9 @@ KV_HEADS, GROUPS, D = 2, 3, 4
 def test_a_query_sees_its_rows_places_from_the_first_to_its_own_within_the_window(columns, pads, window):
     first = None if pads is None else [min(pad, *row) for pad, row in zip(pads, columns, strict=False)]
     length = 10
-    block = Block(slice(None), None, torch.tensor(columns), None if first is None else torch.tensor(first), length)
+    block = Block(
+        slice(None), slice(None), torch.tensor(columns), None if first is None else torch.tensor(first), length
+    )
 
     mask = block.mask(window, torch.float64)
 
@@ -105,8 +107,8 @@ def test_a_padded_rectangle_gives_each_token_its_own_attention(states, kind):
     query = torch.randn(4, KV_HEADS * GROUPS, 2, D, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     pads = [0, 3, 1, 7]
     columns = torch.tensor([[8, 9]] * 4)
-    block = Block(slice(None), None, columns, torch.tensor(pads), 10)
-    out = AttentionPlan([block], None, (None,), kind).attend(0, query, keys, values, None, None)
+    block = Block(slice(None), slice(None), columns, torch.tensor(pads), 10)
+    out = AttentionPlan([block], slice(None), (None,), kind).attend(0, query, keys, values, None, None)
     assert out.shape == (4, 2, KV_HEADS * GROUPS, D)
     for row, pad in enumerate(pads):
         for i in range(2):

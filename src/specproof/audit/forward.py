@@ -120,11 +120,13 @@ class ForwardAudit:
 
     def _partition(self, shape: torch.Size) -> tuple[list[Feed], list[np.ndarray]]:
         """The feeds of this forward, and where each one's tokens lie among the forward's."""
+        order = self.layout.rows
         if not isinstance(self.layout, LeftPadded):
-            lengths = [feed.length for feed in self._feeds]
+            feeds = sorted(self._feeds, key=lambda feed: order.index(feed.row))
+            lengths = [feed.length for feed in feeds]
             ends = np.cumsum(lengths)
-            return list(self._feeds), [np.arange(end - n, end) for end, n in zip(ends, lengths, strict=True)]
-        order = self.layout.rows  # chunks of prompts and emitting rows go in rectangles of their own
+            return feeds, [np.arange(end - n, end) for end, n in zip(ends, lengths, strict=True)]
+        # Chunks of prompts and emitting rows go in rectangles of their own.
         feeds = [feed for feed in self._feeds if feed.row in order]
         return feeds, [order.index(feed.row) * shape[1] + np.arange(feed.length) for feed in feeds]
 
@@ -153,7 +155,8 @@ class ForwardAudit:
         capacity = kv.cells.capacity
         assert kv.cells.ledger is not None
         ledger = kv.cells.ledger.entries.numpy().reshape(-1, capacity, 3)
-        order = np.arange(len(cells)) if plan.order is None else plan.order.cpu().numpy()
+        results = np.arange(sum(block.columns.numel() for block in plan.blocks))
+        order = results[plan.order if isinstance(plan.order, slice) else plan.order.cpu().numpy()]
         base = 0
         for number, block in enumerate(plan.blocks):
             count, m = block.columns.shape

@@ -18,13 +18,13 @@ from specproof.numerics.rule import PLAIN, Numerics
 class Block:
     """Rows whose queries are computed in one call.
 
-    rows: which rows of the cells, a slice (no copy) or an index (R,). queries: (R * m,) index into the N tokens, rows
-    with fewer queries repeat one; None where the block is the N tokens in order. columns: (R, m) the place of each
-    query's own cell. first: (R,) first place that holds content, None where it is 0. length: L.
+    rows: which rows of the cells, a slice (no copy) or an index (R,). queries: which of the N tokens, a slice (no copy)
+    or an index (R * m,); rows with fewer queries repeat one. columns: (R, m) the place of each query's own cell.
+    first: (R,) first place that holds content, None where it is 0. length: L.
     """
 
     rows: slice | Tensor
-    queries: Tensor | None
+    queries: slice | Tensor
     columns: Tensor
     first: Tensor | None
     length: int
@@ -43,13 +43,13 @@ class Block:
 
 @dataclass
 class AttentionPlan:
-    """All blocks of one forward. order: (N,) where each token's result lies among the blocks' results; None: in order.
+    """All blocks of one forward. order: where each token's result lies among the blocks' results, a slice or (N,).
 
     Masks are built once per forward, window and grouping, then shared by all layers.
     """
 
     blocks: Sequence[Block]
-    order: Tensor | None
+    order: slice | Tensor
     windows: tuple[int | None, ...]
     kind: str  # "sdpa" or "eager"
     numerics: Numerics = PLAIN  # how the blocks were cut; how the model's products are to be computed
@@ -63,7 +63,9 @@ class AttentionPlan:
         tokens = query.transpose(0, 1).reshape(heads, b * n, -1)  # (H, N, D)
         parts = [self._block(i, layer, tokens, keys, values, scale, softcap) for i in range(len(self.blocks))]
         result = parts[0] if len(parts) == 1 else torch.cat(parts)  # (sum of R * m, H, D)
-        if self.order is not None:
+        if isinstance(self.order, slice):
+            result = result[self.order]
+        else:
             result = result.index_select(0, self.order.to(result.device, non_blocking=True))
         return result.view(b, n, heads, -1).contiguous()  # some models take a view of it
 
@@ -84,7 +86,9 @@ class AttentionPlan:
         count, m = block.columns.shape
         kv_heads = keys.shape[1]
         groups = tokens.shape[0] // kv_heads
-        if block.queries is not None:
+        if isinstance(block.queries, slice):
+            tokens = tokens[:, block.queries]
+        else:
             tokens = tokens.index_select(1, block.queries.to(device, non_blocking=True))
         # The query heads of one KV head are folded into the query length, so that K and V are never copied per head.
         folded = (

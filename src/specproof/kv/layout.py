@@ -73,6 +73,11 @@ class Layout(Protocol):
         ...
 
     @property
+    def rows(self) -> Sequence[str]:
+        """Rows of the last forward, in the order in which their tokens went through the model."""
+        ...
+
+    @property
     def memories(self) -> tuple[Cells, ...]:
         """All KV memory it holds."""
         ...

@@ -71,7 +71,7 @@ class LeftPadded:
 
     @property
     def rows(self) -> tuple[str, ...]:
-        """The rows of the rectangle, from its first to its last."""
+        """Those of the rectangle, from its first to its last."""
         return tuple(self._pads)
 
     @torch.inference_mode()
@@ -112,7 +112,7 @@ class LeftPadded:
         if self.numerics.invariant:
             blocks, order, gathered = self._in_position_order(positions, pads)
         else:
-            blocks, order, gathered = [Block(slice(None), None, columns, pads, end + width)], None, None
+            blocks, order, gathered = [Block(slice(None), slice(None), columns, pads, end + width)], slice(None), None
         plan = AttentionPlan(blocks, order, self.lm.windows, self._attention, self.numerics)
         logits = self.lm.forward(ids, positions, StepCache(self._cells, cells.flatten(), plan, gathered), kept)
         for feed in feeds:

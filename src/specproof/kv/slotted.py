@@ -4,7 +4,7 @@
     slot 1  | p0 p1 p2 .. .. .. .. .. .. |   cached_len 3: what lies behind is never visible
     slot 2  | p0 p1 p2 p3 p4 p5 p6 p7 .. |
 
-The forward is flat: (1, N), the tokens of all rows one after another, each row as many as it needs.
+The forward is flat: (1, N), the tokens of one row after another, each row as many as it needs.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,6 +34,7 @@ class Slotted:
         self.lm = lm
         self.numerics = numerics
         self.slots = Slots()
+        self._rows: list[str] = []
         self._attention = attention
 
     def admit(self, row: str, length: int) -> None:
@@ -53,6 +54,10 @@ class Slotted:
         return cells, self.slots.slot(row) * cells.capacity + torch.arange(length)
 
     @property
+    def rows(self) -> Sequence[str]:
+        return self._rows
+
+    @property
     def memories(self) -> tuple[Cells, ...]:
         return (self.slots.cells,)
 
@@ -67,37 +72,43 @@ class Slotted:
         slots = np.array([self.slots.slot(feed.row) for feed in feeds])
         lengths = np.array([feed.length for feed in feeds])
         starts = np.array([feed.start for feed in feeds])
-        ends = np.cumsum(lengths)  # of each feed among the N tokens
+        in_order = _in_order(feeds, slots)
+        self._rows = [feeds[i].row for i in in_order]
+        ends = np.empty_like(lengths)  # of each feed among the N tokens
+        ends[in_order] = np.cumsum(lengths[in_order])
         offsets = ends - lengths
-        row_of = np.repeat(np.arange(len(feeds)), lengths)
-        positions = np.arange(ends[-1]) - (offsets - starts)[row_of]
-        ids = np.array([t for feed in feeds for t in (*feed.tokens, *(0,) * feed.num_device)])
+        row_of = np.repeat(in_order, lengths[in_order])
+        positions = np.arange(len(row_of)) - (offsets - starts)[row_of]
+        ids = np.array([t for i in in_order for t in (*feeds[i].tokens, *(0,) * feeds[i].num_device)])
         logits_at = _last(ends, np.array([feed.num_logits for feed in feeds]))
         device_at = _last(ends, np.array([feed.num_device for feed in feeds]))
         blocks = [
             _block(slots[g], np.minimum(lengths[g] - skip, most), starts[g] + skip, offsets[g] + skip, self.numerics)
-            for g, skip, most in _groups(feeds, lengths, self.numerics.block)
+            for g, skip, most in _groups(feeds, lengths, in_order, self.numerics.block)
         ]
-        order = _order(blocks, int(ends[-1]))
+        order = _order(blocks, len(row_of))
 
         device = self.lm.device
         arrays = [ids, positions, slots[row_of] * capacity + positions, logits_at, device_at, order]
-        arrays += [array for block in blocks for array in (block["queries"], block["columns"], block["rows"])]
-        ids, positions, cells, logits_at, device_at, order, *of_blocks = to_device(device, *arrays)
+        for block in blocks:
+            queries = block["queries"].ravel()
+            block["run"] = _run(queries)
+            arrays += [queries, block["columns"], block["rows"]]
+        ids, positions, cells, logits_at, device_at, on_device, *of_blocks = to_device(device, *arrays)
         if device_ids is not None:
             ids.index_copy_(0, device_at, device_ids)
         plan = AttentionPlan(
             blocks=[
                 Block(
                     rows=block["span"] or of_blocks[3 * i + 2],
-                    queries=of_blocks[3 * i].flatten(),
+                    queries=block["run"] or of_blocks[3 * i],
                     columns=of_blocks[3 * i + 1],
                     first=None,
                     length=block["length"],
                 )
                 for i, block in enumerate(blocks)
             ],
-            order=order,
+            order=_run(order) or on_device,
             windows=self.lm.windows,
             kind=self._attention,
             numerics=self.numerics,
@@ -113,13 +124,29 @@ def _last(ends: np.ndarray, counts: np.ndarray) -> np.ndarray:
     return np.repeat(ends - counts, counts) + within
 
 
-def _groups(feeds: Sequence[Feed], lengths: np.ndarray, most: int | None) -> Iterator[tuple[np.ndarray, int, int]]:
+def _in_order(feeds: Sequence[Feed], slots: np.ndarray) -> np.ndarray:
+    """In which order the feeds' tokens go through the model: rows that emit by their slots, then chunks of prompts.
+
+    So what is attended together mostly lies together, and needs no copy.
+    """
+    return np.array(sorted(range(len(feeds)), key=lambda i: (not feeds[i].num_logits, slots[i])))
+
+
+def _run(index: np.ndarray) -> slice | None:
+    """The slice that an index stands for; None if it is none."""
+    first, last = int(index[0]), int(index[-1])
+    return slice(first, last + 1) if np.array_equal(index, np.arange(first, last + 1)) else None
+
+
+def _groups(
+    feeds: Sequence[Feed], lengths: np.ndarray, in_order: np.ndarray, most: int | None
+) -> Iterator[tuple[np.ndarray, int, int]]:
     """Feeds attended together, tokens to skip of each, and at most how many to take.
 
     All feeds that emit are one group, each chunk of a prompt another (lengths differ widely).
     """
-    decode = np.array([i for i, feed in enumerate(feeds) if feed.num_logits], dtype=int)
-    chunks = [np.array([i]) for i, feed in enumerate(feeds) if not feed.num_logits]
+    decode = np.array([i for i in in_order if feeds[i].num_logits], dtype=int)
+    chunks = [np.array([i]) for i in in_order if not feeds[i].num_logits]
     for group in [decode, *chunks] if len(decode) else chunks:
         longest = int(lengths[group].max())
         for skip in range(0, longest, most or longest):

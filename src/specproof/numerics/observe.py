@@ -67,8 +67,8 @@ def observe(lm: LM, attention: str, numerics: Numerics) -> Operations:
 def small_forward(lm: LM, attention: str, numerics: Numerics, found: Operations | None = None) -> None:
     """TOKENS tokens of one row. found: None, or where the shapes of its attention are noted."""
     place = torch.arange(TOKENS, device=lm.device)
-    block = Block(slice(None), None, place[None], None, TOKENS)
-    plan = _Recorder([block], None, lm.windows, attention, numerics)
+    block = Block(slice(None), slice(None), place[None], None, TOKENS)
+    plan = _Recorder([block], slice(None), lm.windows, attention, numerics)
     plan.found = found or Operations()
     cells = Cells()
     cells.reshape(1, TOKENS)

@@ -182,8 +182,8 @@ class _Attention:
     def _attend(self, query: Tensor, columns: Tensor, length: int, rows: int) -> Tensor:
         """query: (rows * m, H, D). columns: (rows, m). -> (rows * m, H * D)"""
         plan = AttentionPlan(
-            [Block(slice(0, rows), None, columns, None, length)],
-            None,
+            [Block(slice(0, rows), slice(None), columns, None, length)],
+            slice(None),
             (self._shape.window,),
             self._kind,
             self._numerics,
