@@ -1,6 +1,5 @@
 """From what a user names (a model, a folder, a drafter) to the parts of an engine that fit together."""
 
-from dataclasses import replace
 from pathlib import Path
 
 from specproof.config import EngineConfig
@@ -63,7 +62,7 @@ def as_drafter(
                 f"draft_head is {config.draft_head}, and the draft's head has {lm.vocab_size} ids; leave it out"
             )
         lm = lm.with_head(frequent_ids(lm, draft_tokenizer or target_tokenizer, config.draft_head))
-    layout = LAYOUTS[config.parts.layout](lm, config.attention, choose_numerics(lm, replace(config, compile=False)))
+    layout = LAYOUTS[config.parts.layout](lm, config.attention, choose_numerics(lm, config))
     return ModelDrafter(lm, layout, target.vocab_size, config.prefill_chunk, config.shares_prefixes)
 
 

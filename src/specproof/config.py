@@ -58,7 +58,7 @@ class EngineConfig:
     where a probe finds that this machine's kernels allow it.
     share_prefixes: copy the KV of a prompt's beginning that another row has, where rows lie in slots and are refilled.
     pack: reorder the weights of linear layers for the CPU's products while decoding; invariant numerics need it.
-    compile: run the target's layers compiled; the draft model's run as they are.
+    compile: run the target's layers compiled, and the draft model's.
     """
 
     method: str = "specproof"

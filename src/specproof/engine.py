@@ -13,12 +13,12 @@ from specproof.assembly import ModelLike, as_drafter, as_lm
 from specproof.choice import Ban, choose
 from specproof.config import EngineConfig
 from specproof.drafters import Drafter, DraftRow, PricedDrafter, StatefulDrafter
+from specproof.drafters.cascade import model_in
 from specproof.drafters.proposal import NO_DRAFTS, Proposal, check_proposal
 from specproof.errors import ConfigError, DrafterError, RequestError
 from specproof.intake import admit
 from specproof.kv import LAYOUTS
 from specproof.kv.layout import Feed, Sharing
-from specproof.lm import LM
 from specproof.numerics.choose import choose_numerics
 from specproof.numerics.compilation import measure
 from specproof.pace import Adaptive, Fixed, Pace
@@ -73,7 +73,9 @@ class Engine:
         self.statistics = Statistics()
         self.observers: list[Observer] = [self.statistics, self.pace]
         self.numerics = choose_numerics(self.target, self.config)
-        self.compilation = measure(self.target, self.config, self.numerics) if self.config.compile else None
+        draft = model_in(self.drafter)
+        self._models = (self.target,) if draft is None else (self.target, draft.lm)
+        self.compilation = measure(self._models, self.config, self.numerics) if self.config.compile else None
         self.layout = LAYOUTS[parts.layout](self.target, self.config.attention, self.numerics)
         self._commit_rule = COMMITS[parts.commit]
         self._scheduler = SCHEDULERS[parts.scheduler](self.config)
@@ -254,9 +256,8 @@ class Engine:
     def close(self) -> None:
         """Give up what is running, and give the models back their own weights, which decoding had packed."""
         self.abandon()
-        for lm in (self.target, getattr(self.drafter, "lm", None)):
-            if isinstance(lm, LM):
-                lm.unpack()
+        for lm in self._models:
+            lm.unpack()
 
     def abandon(self) -> None:
         """Forget rows that are not finished, so that the engine can be used again after an error or a closed stream."""

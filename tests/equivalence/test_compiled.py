@@ -92,7 +92,7 @@ def test_a_compiled_model_is_given_back_as_it_came_copies_and_is_given_up():
     modules, weights = dict(lm.model.named_modules()), copy.deepcopy(lm.model.state_dict())
     request = Request([5, 6, 7], max_new_tokens=12)
     before = decode_reference(lm, request)
-    engine = Engine(lm, lm, EngineConfig(compile=True))  # the draft shares the layers, and runs them as they are
+    engine = Engine(lm, lm, EngineConfig(compile=True))  # the draft shares the layers
     for _ in range(2):
         assert engine.generate([request])[0].token_ids == before.token_ids
         assert decode_reference(lm, request) == before

@@ -53,7 +53,7 @@ def generate(
     numerics: Annotated[str, _model(help="auto, invariant (the same bits in any batch) or fast.")] = "auto",
     no_pack: Annotated[bool, _model("--no-pack", help="Leave weights as they are; slower on a CPU.")] = False,
     compile_: Annotated[
-        bool, _model("--compile", help="Compile the target's layers; pays in long runs (needs a C++ compiler).")
+        bool, _model("--compile", help="Compile the models' layers; pays in long runs (needs a C++ compiler).")
     ] = False,
     threads: Annotated[int | None, _model(min=1, max=1024, help="CPU threads.")] = None,
     trust_remote_code: Annotated[bool, _model("--trust-remote-code", help="Run code that comes with a model.")] = False,

@@ -1,6 +1,7 @@
 """Compiling a model's layers at a known moment, and whether it pays."""
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from time import perf_counter
@@ -22,9 +23,9 @@ REPEATS = 7
 class Compilation:
     """What compiling cost in this process, and what it saves.
 
-    seconds: all that it added before the first step: PyTorch's compiler imported, the layers compiled or loaded from
-    disk, these steps timed. rows: of the steps that were timed, one
-    token each. step_seconds, plain_step_seconds: median of such a forward with the layers compiled, and as they are.
+    seconds: all that it added before the first step: PyTorch's compiler imported, the layers (the draft model's too)
+    compiled or loaded from disk, these steps timed. rows: of the steps that were timed, one token each.
+    step_seconds, plain_step_seconds: median of such a forward of the target, its layers compiled, and as they are.
     """
 
     seconds: float
@@ -67,9 +68,12 @@ def compile_now(lm: LM, attention: str, packed: bool) -> None:
     compiled_layers(lm.model, packed)[1].seconds += perf_counter() - started
 
 
-def measure(lm: LM, config: EngineConfig, numerics: Numerics) -> Compilation:
-    """Time steps of `batch_size` rows both ways, in turns. numerics: those of the engine, compiled."""
-    started = perf_counter()
+def measure(models: Sequence[LM], config: EngineConfig, numerics: Numerics) -> Compilation:
+    """Time steps of `batch_size` rows both ways, in turns.
+
+    models: the target, and others that were compiled with it. numerics: those of the engine, compiled.
+    """
+    started, lm = perf_counter(), models[0]
     rows = [str(i) for i in range(config.batch_size)]
     cached = CACHED if lm.context is None else min(CACHED, lm.context - 1)
     both = {
@@ -86,8 +90,9 @@ def measure(lm: LM, config: EngineConfig, numerics: Numerics) -> Compilation:
             start = perf_counter()
             layout.forward([Feed(row, cached, (1,), 0, 1) for row in rows])[0, 0].item()
             seconds[compiled].append(perf_counter() - start)
+    made = {compiled_layers(other.model, numerics.packed)[1] for other in models}  # models may share their layers
     return Compilation(
-        compiled_layers(lm.model, numerics.packed)[1].seconds + perf_counter() - started,
+        sum(layers.seconds for layers in made) + perf_counter() - started,
         len(rows),
         statistics.median(seconds[True]),
         statistics.median(seconds[False]),
