@@ -9,6 +9,7 @@ from subjects import LIMIT, PAD, clean, generate, judge, prompts, spoil, traces_
 
 from specproof.audit import audit_traces
 from specproof.audit.junit import junit_xml
+from specproof.audit.score import score_row
 from specproof.audit.verdict import Verdict, overall
 
 ROW = 3
@@ -93,6 +94,24 @@ def test_rows_that_are_swapped_in_the_middle_of_decoding_are_named():
     verdict = audited(spoil(spoil(traces, 2, (*a[:8], *b[8:])), 5, (*b[:8], *a[8:])))
     assert [verdict.rows[k].finding.other_row for k in (2, 5)] == ["row5", "row2"]
     assert {verdict.rows[k].finding.cls for k in (2, 5)} == {"foreign-row"}
+
+
+def test_a_rest_that_needs_no_prompt_is_no_other_rows(monkeypatch):
+    """A row that is wrong at one place, and whose rest the target gives behind any prompt, or none at all."""
+    asked = []
+
+    def agrees(lm, prompt, output, *rest):
+        score = score_row(lm, prompt, output, *rest)
+        asked.append(tuple(prompt))
+        behind_mine = tuple(prompt[: len(mine)]) == mine
+        return score if behind_mine else replace(score, choices=(*score.tokens, score.choices[-1]))
+
+    mine, tokens = clean()[ROW].prompt_ids, list(clean()[ROW].token_ids)
+    tokens[9] = (tokens[9] + 5) % VOCAB
+    monkeypatch.setattr("specproof.audit.signature.score_row", agrees)
+    row = only_faulty(audited(spoil(clean(), ROW, tokens)), ROW)
+    assert (row.cls, row.finding.signature, row.finding.other_row) == ("accept-rule", "token-changed", None)
+    assert tuple(tokens[:9]) in asked
 
 
 def test_a_cut_tail_is_a_termination_and_no_divergence():

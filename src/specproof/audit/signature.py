@@ -87,14 +87,16 @@ def _find_foreign(
 ) -> tuple[int, tuple[int, ...]] | None:
     """The row from whose prompt, with `index` tokens of its own or of row `me`, the target goes on as row `me` does.
 
-    And that prompt with those tokens.
+    And that prompt with those tokens. None also where the own output explains the rest without any prompt.
     """
+    own = rows[me].score.tokens[:index]
     continuation = rows[me].score.tokens[index : index + FOREIGN_TOKENS]
     if len(continuation) < LEAST_FOREIGN:
         return None
     for k, prefix in islice(_other_prefixes(rows, me, index, noise), FOREIGN_TRIES):
         if not large_indices(score_row(lm, prefix, continuation), noise):
-            return k, prefix
+            needs_none = own and not large_indices(score_row(lm, own, continuation), noise)
+            return None if needs_none else (k, prefix)
     return None
 
 
