@@ -1,7 +1,7 @@
 """Adaptive drafting against target-only decoding and against a fixed K: tokens per second by category and batch size.
 
     python benchmarks/drafting.py [--target T] [--draft D] [--prompts FILE] [--drafters prompt-lookup cascade]
-        [--categories editing qa] [--batch-sizes 1 8] [--rows 8] [--repeats 3] [--json]
+        [--categories editing qa] [--batch-sizes 1 8] [--rows 8] [--repeats 3] [--compile] [--json]
 
 --prompts takes Spec-Bench's question.jsonl or any JSONL with `category` and `turns` (the first turn is decoded, in the
 chat template); Spec-Bench's eight categories of ten questions count as one, `mt_bench`. The built-in category `editing`
@@ -91,12 +91,14 @@ def measure(args: argparse.Namespace, models: tuple, requests: list[Request], ba
     target, draft, tokenizer = models
     name, _, pace = mode.partition(" ")
     if name == "target-only":
-        engine = Engine(target, None, EngineConfig("target-only", batch_size=batch_size), tokenizer)
+        config = EngineConfig("target-only", batch_size=batch_size, compile=args.compile)
+        engine = Engine(target, None, config, tokenizer)
     else:
         config = EngineConfig(
             batch_size=batch_size,
             num_draft_tokens=args.most if pace == "adaptive" else args.fixed,
             adaptive=pace == "adaptive",
+            compile=args.compile,
             draft_head=args.draft_head if name in ("model", "cascade") else None,
         )
         engine = Engine(target, make_drafter(name, draft), config, tokenizer)
@@ -145,6 +147,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--draft", default=None, help="folder or hub name of the draft model")
     parser.add_argument("--draft-head", type=int, default=None)
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--compile", action="store_true", help="compiled layers in all runs, target-only too")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--prompts", type=Path, nargs="*", default=[])

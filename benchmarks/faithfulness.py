@@ -67,7 +67,7 @@ def main() -> None:
     if args.decode_only:
         return
     traces = {name: read_traces(_path(args, name), tokenizer) for name in args.methods}
-    asked = {request.prompt_ids for request in requests}
+    asked = {tuple(request.prompt_ids) for request in requests}
     for name, rows in traces.items():  # before hours of judging
         if {trace.prompt_ids for trace in rows} != asked:
             sys.exit(f"{_path(args, name)} was made from other prompts; name another folder, or delete it")

@@ -40,9 +40,10 @@ def main() -> None:
             target, None, replace(plain, numerics="invariant", compile=True)
         ),
         "adaptive, suffix": lambda: Engine(target, Suffix(), drafting),
+        "adaptive, suffix, compiled": lambda: Engine(target, Suffix(), replace(drafting, compile=True)),
     }
     if draft is not None:
-        engines["adaptive, model"] = lambda: Engine(target, draft, drafting)
+        engines["adaptive, model, compiled"] = lambda: Engine(target, draft, replace(drafting, compile=True))
     model = target.model
     model.generation_config.eos_token_id = None  # type: ignore[union-attr]
     seconds: dict[str, list[float]] = {name: [] for name in ("generate", *engines)}
