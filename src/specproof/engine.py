@@ -143,6 +143,7 @@ class Engine:
         record = replace(
             self._commit(schedule, drafts, choices),
             expected=proposal.expected,
+            price=proposal.price,
             draft_seconds=drafted - planned,
             seconds=self._clock() - started,
         )

@@ -15,8 +15,8 @@ class Statistics:
 
     row_steps: (row, step) pairs that emitted. emitted: tokens, the target's own included. drafted, accepted: draft
     tokens judged / kept; right: those that the target would have chosen (the rollback rule keeps fewer).
-    expected: how many should have been accepted, as the pace saw it (0 if it makes no estimate). judged_at, right_at:
-    by place among a row's drafts, 0 first, those judged (the ones behind a wrong draft are not) and those right.
+    expected, price: how many should have been accepted, and the seconds that they cost, as the pace saw it (0 if it
+    makes no estimate). judged_at, right_at: by place among a row's drafts, 0 first, those judged (the ones behind a wrong draft are not) and those right.
     seconds, draft_seconds: of the steps, and of drafting in them.
     prefilled, shared: prompt tokens computed / taken over from another row.
     grouped_steps, realigned_steps: see StepRecord. refilled: rows that took a freed place.
@@ -35,6 +35,7 @@ class Statistics:
     right: int = 0
     finished: int = 0
     expected: float = 0.0
+    price: float = 0.0
     seconds: float = 0.0
     draft_seconds: float = 0.0
     judged_at: Counter[int] = field(default_factory=Counter)
@@ -53,6 +54,7 @@ class Statistics:
         self.refilled += record.refilled
         self.finished += len(record.finished)
         self.expected += record.expected or 0.0
+        self.price += record.price or 0.0
         self.seconds += record.seconds
         self.draft_seconds += record.draft_seconds
         for row in record.rows:

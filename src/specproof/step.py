@@ -50,7 +50,8 @@ class StepRecord:
     the rows were batched because their lengths are equal. realigned: the target's KV was moved to re-pad rows.
     finished: outputs of the rows that ended in this step. num_tokens: tokens of the target's forward. seconds: what the
     step took by the engine's clock, drafting included; draft_seconds: drafting alone. expected: how many drafts should
-    have been accepted, as the pace saw it; None if it makes no estimate.
+    have been accepted, as the pace saw it; price: seconds that they cost, of drafting and, as the pace saw it, of a
+    longer forward; None if it makes no estimate.
     """
 
     index: int
@@ -65,4 +66,5 @@ class StepRecord:
     seconds: float = 0.0
     draft_seconds: float = 0.0
     expected: float | None = None
+    price: float | None = None
     shared: tuple[SharedPrefix, ...] = ()

@@ -40,7 +40,7 @@ class Random:
 
     def cut(self, proposal: Proposal) -> Proposal:
         self.decisions += 1
-        return proposal.cut({row: self._random.randint(0, count) for row, count in proposal.counts.items()}, 0.0)
+        return proposal.cut({row: self._random.randint(0, count) for row, count in proposal.counts.items()}, 0.0, 0.0)
 
     def __call__(self, record: StepRecord) -> None:
         pass

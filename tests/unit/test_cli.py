@@ -134,6 +134,7 @@ def test_every_drafter_gives_the_same_rows(undisturbed, prompts, smollm2_folder,
         assert document["adaptive"] == (name == "suffix")
         assert document["num_draft_tokens"] == (5 if name in ("fixed", "cascade", "none") else 16)
         assert document["expected"] == 0 or name == "suffix"
+        assert document["price_seconds"] == 0 or name == "suffix"
         if name == "cascade":
             assert document["acceptance_by_place"][0] > 0.2
             assert document["draft_seconds"] < document["step_seconds"] < document["seconds"]

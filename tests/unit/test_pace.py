@@ -121,7 +121,7 @@ def test_the_same_clock_gives_the_same_decisions():
     assert sum(drafted(runs[0])) > 0
 
 
-def test_expected_acceptance_is_near_what_is_accepted():
+def test_expected_acceptance_and_price_are_near_what_is_accepted_and_paid():
     _, records, _ = decode_priced(
         target("llama"), good(lambda row: len(row.token_ids) % 5), LONG, cheap, batch_size=4, adaptive=True
     )
@@ -129,6 +129,11 @@ def test_expected_acceptance_is_near_what_is_accepted():
     accepted = sum(row.num_accepted for record in records for row in record.rows)
     assert accepted > 100
     assert 0.7 * accepted < expected < 1.3 * accepted
+    drafting = [record for record in records if any(row.drafted for row in record.rows) and not record.prefilled]
+    price = sum(record.price for record in drafting)
+    paid = sum(record.seconds - cheap(len(record.rows)) for record in drafting)
+    assert paid > 0
+    assert 0.7 * paid < price < 1.3 * paid
 
 
 def test_the_records_carry_what_the_clock_says():

@@ -19,7 +19,8 @@ class Proposal:
 
     on_host: the ids, empty for rows whose ids are on the device. on_device: the device ids of all rows, one row after
     another in the order of `counts`; None if all are on the host. confidence: of rows whose drafter says so. expected:
-    how many of the drafts are expected to be accepted; None if nobody estimates it.
+    how many of the drafts are expected to be accepted; price: seconds that drafting took, and that the forward should
+    take longer for them; None if nobody estimates it.
     """
 
     on_host: dict[str, Sequence[int]]
@@ -27,18 +28,19 @@ class Proposal:
     on_device: Tensor | None = None
     confidence: Mapping[str, Confidence] = field(default_factory=dict)
     expected: float | None = None
+    price: float | None = None
 
-    def cut(self, counts: Mapping[str, int], expected: float) -> "Proposal":
-        """The first `counts[row]` drafts of each row, of which `expected` should be accepted."""
+    def cut(self, counts: Mapping[str, int], expected: float, price: float) -> "Proposal":
+        """The first `counts[row]` drafts of each row, of which `expected` should be accepted, for `price` seconds."""
         if counts == self.counts:
-            return Proposal(self.on_host, self.counts, self.on_device, self.confidence, expected)
+            return Proposal(self.on_host, self.counts, self.on_device, self.confidence, expected, price)
         ids = self.on_device
         if ids is not None:
             ends = accumulate(self.counts.values())
             starts = {row: end - count for (row, count), end in zip(self.counts.items(), ends, strict=True)}
             ids = _select(ids, [starts[row] + j for row, count in counts.items() for j in range(count)])
         on_host = {row: drafts[: counts[row]] for row, drafts in self.on_host.items()}
-        return Proposal(on_host, dict(counts), ids, self.confidence, expected)
+        return Proposal(on_host, dict(counts), ids, self.confidence, expected, price)
 
 
 NO_DRAFTS = Proposal({}, {})

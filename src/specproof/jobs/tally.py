@@ -52,6 +52,7 @@ class Tally:
             "shared": statistics.shared,
             "engine_steps": statistics.steps,
             "expected": round(statistics.expected, 1),
+            "price_seconds": round(statistics.price, 6),
             "acceptance_by_place": [round(share, 4) for share in statistics.acceptance_by_place],
             "step_seconds": round(statistics.seconds, 6),
             "draft_seconds": round(statistics.draft_seconds, 6),

@@ -52,7 +52,8 @@ class Adaptive:
         if self._rounds.explores:  # an unverified draft would teach nothing
             lengths = [max(length, min(1, len(chances))) for length, chances in zip(lengths, reach, strict=True)]
         expected = sum(sum(chances[:length]) for chances, length in zip(reach, lengths, strict=True))
-        return proposal.cut(dict(zip(proposal.counts, lengths, strict=True)), expected)
+        price = spent + self._cost(self._num_rows + sum(lengths)) - self._cost(self._num_rows)
+        return proposal.cut(dict(zip(proposal.counts, lengths, strict=True)), expected, price)
 
     def __call__(self, record: StepRecord) -> None:
         for step in record.rows:
