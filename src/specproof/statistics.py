@@ -16,7 +16,8 @@ class Statistics:
     row_steps: (row, step) pairs that emitted. emitted: tokens, the target's own included. drafted, accepted: draft
     tokens judged / kept; right: those that the target would have chosen (the rollback rule keeps fewer).
     expected, price: how many should have been accepted, and the seconds that they cost, as the pace saw it (0 if it
-    makes no estimate). judged_at, right_at: by place among a row's drafts, 0 first, those judged (the ones behind a wrong draft are not) and those right.
+    makes no estimate). judged_at, right_at: by place among a row's drafts, 0 first, those judged (the ones behind a
+    wrong draft are not) and those right.
     seconds, draft_seconds: of the steps, and of drafting in them.
     prefilled, shared: prompt tokens computed / taken over from another row.
     grouped_steps, realigned_steps: see StepRecord. refilled: rows that took a freed place.
