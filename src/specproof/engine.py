@@ -10,7 +10,7 @@ from time import perf_counter
 import torch
 
 from specproof.assembly import ModelLike, as_drafter, as_lm
-from specproof.choice import Ban, choose
+from specproof.choice import NO_CHOICE, Ban, choose
 from specproof.config import EngineConfig
 from specproof.drafters import Drafter, DraftRow, PricedDrafter, StatefulDrafter
 from specproof.drafters.cascade import model_in
@@ -30,9 +30,11 @@ from specproof.step import PrefillChunk, RowStep, StepRecord
 from specproof.support import require_supported
 from specproof.tokenizer import Tokenizer
 from specproof.verify.accept import COMMITS, count_accepted
-from specproof.verify.terminate import End, find_end, visible_text
+from specproof.verify.terminate import Decode, End, find_end, visible_text
 
 Observer = Callable[[StepRecord], None]
+
+NOT_NUMBERS = "the target's logits are not numbers (NaN) here; look at its weights, or try another dtype"
 
 
 class Engine:
@@ -82,6 +84,7 @@ class Engine:
         self._decode = None if self.tokenizer is None else self.tokenizer.decode
         self._running: dict[str, Sequence] = {}
         self._num_steps = 0
+        self._dtype = self.target.dtype
 
     def generate(self, requests: Iterable[Request]) -> list[Output]:
         """Decode all requests; outputs in input order. A row that cannot be served has finish_reason "error"."""
@@ -104,12 +107,16 @@ class Engine:
     def submit(self, requests: Iterable[Request]) -> list[Output]:
         """Queue requests for `step`; returns the outputs of those that cannot be served.
 
-        Raises RequestError if two requests have one name, ConfigError while others are being decoded.
+        Raises RequestError if two requests have one name, ConfigError while others are being decoded or if the model
+        was converted to another dtype.
         """
         if self._scheduler.num_unfinished:
             raise ConfigError(
                 "the engine is decoding already; read or close the running stream first, or make another engine"
             )
+        if self.target.dtype != self._dtype:
+            was, now = (str(dtype).removeprefix("torch.") for dtype in (self._dtype, self.target.dtype))
+            raise ConfigError(f"the target was {was} when the engine was made, and is {now}; make another engine")
         requests = list(requests)
         rows, refused = [], []
         for request, name in zip(requests, request_names(requests), strict=True):
@@ -212,7 +219,7 @@ class Engine:
         for row, drafted, chosen, agreed, count in zip(
             schedule.decode, drafts, choices, right, self._commit_rule(right), strict=True
         ):
-            end = find_end(row, chosen[: count + 1], self._decode)
+            end = _end(row, chosen[: count + 1], self._decode)
             if end.kept <= count:  # the row ends inside its drafts: those behind the end were never judged
                 count, drafted = end.kept, drafted[: end.kept]
             agreed = min(agreed, len(drafted))
@@ -223,6 +230,8 @@ class Engine:
             row.cached_len += 1 + count
             row.num_drafted += len(drafted)
             row.acceptances[count] += 1
+            if end.reason == "error":
+                self._wipe(row.request_id, steps[-1].start + len(chosen))
             if end.reason is not None:
                 finished.append(self._finish(row, end))
         if isinstance(self.drafter, StatefulDrafter):
@@ -246,16 +255,27 @@ class Engine:
         self._num_steps += 1
         return record
 
+    def _wipe(self, name: str, length: int) -> None:
+        """What a row has written so far must not reach the next one in its place."""
+        located = self.layout.locate(name, length)
+        if located is not None:
+            cells, index = located
+            cells.wipe(index)
+
     def _finish(self, row: Sequence, end: End) -> Output:
         assert end.reason is not None
         text = None if self._decode is None else visible_text(row, end, self._decode)
         self.layout.release(row.request_id)
         self._scheduler.finish(row)
         del self._running[row.request_id]
-        return row.output(text, end.reason, end.stop)
+        error = NOT_NUMBERS if end.reason == "error" else None
+        return row.output(text, end.reason, end.stop, error)
 
     def close(self) -> None:
-        """Give up what is running, and give the models back their own weights, which decoding had packed."""
+        """Give up what is running, and give the models back their own weights, which decoding had packed.
+
+        An engine that is used again packs them again.
+        """
         self.abandon()
         for lm in self._models:
             lm.unpack()
@@ -268,6 +288,14 @@ class Engine:
         self.layout.clear()
         self._running = {}
         self._scheduler = SCHEDULERS[self.config.parts.scheduler](self.config)
+
+
+def _end(row: Sequence, new: list[int], decode: Decode | None) -> End:
+    """As `find_end` says; at the first place without a choice the row is an error."""
+    if NO_CHOICE not in new:
+        return find_end(row, new, decode)
+    end = find_end(row, new[: new.index(NO_CHOICE)], decode)
+    return end if end.reason is not None else replace(end, reason="error")
 
 
 def _length(ids: object) -> int:

@@ -22,7 +22,7 @@ from specproof.kv.transformers_cache import (
     StepCache,
 )
 from specproof.numerics.compiled import compiled_layers
-from specproof.numerics.opaque import during
+from specproof.numerics.opaque import at_most, during
 from specproof.numerics.packed import PackedLinear, arrange, unpack
 
 HFModel = PreTrainedModel
@@ -114,14 +114,14 @@ class LM:
     @torch.inference_mode()
     def forward(self, ids: Tensor, position_ids: Tensor, kv: StepCache, columns: Tensor) -> Tensor:
         """ids, position_ids: (b, n) long. columns: (m,) long, which of the n columns need logits. -> (b, m, V)."""
-        arrange(self.model, kv.plan.numerics.packed, kv.plan.numerics.block)
+        arrange(self.model, kv.plan.numerics.packed)
         arguments = {self._cache_argument: kv, "attention_plan": kv.plan}
         if self._keeps_logits:
             arguments["logits_to_keep"] = columns
         running = (
             self._compiled(kv, ids) if kv.plan.numerics.compiled else _attention(self.model.config, ATTENTION_NAME)
         )
-        with running:
+        with running, at_most(kv.plan.numerics.block):
             logits = self.model(input_ids=ids, position_ids=position_ids, use_cache=True, **arguments).logits
         return logits if self._keeps_logits else logits[:, columns]
 

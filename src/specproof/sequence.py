@@ -50,7 +50,9 @@ class Sequence:
     def min_len(self) -> int:
         return self.prompt_len + self.request.min_new_tokens
 
-    def output(self, text: str | None, reason: FinishReason, stop: int | str | None) -> Output:
+    def output(
+        self, text: str | None, reason: FinishReason, stop: int | str | None, error: str | None = None
+    ) -> Output:
         """The finished row."""
         steps = sum(self.acceptances.values())
         return Output(
@@ -60,6 +62,7 @@ class Sequence:
             text=text,
             finish_reason=reason,
             stop=stop,
+            error=error,
             num_steps=steps,
             num_shared=self.num_shared,
             num_drafted=self.num_drafted,

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 from families import VOCAB, tiny_lm
-from helpers import assert_equal, decode, noisy_copy, target, vary
+from helpers import REQUESTS, assert_equal, decode, noisy_copy, references, target, vary
 from probes import SPECULATIVE, TOY, Toy, config, prompt, right, rows, solo
 
-from specproof import Engine, Request
+from specproof import METHODS, Engine, EngineConfig, Request
 from specproof.drafters import PromptLookup
 from specproof.lm import LM
 
@@ -131,3 +131,25 @@ def test_a_prompt_may_be_computed_in_chunks_of_any_size(method, chunk):
         for name in ("row0", "row3", "row4")
     }
     assert computed == {"row0": 7, "row3": 0, "row4": 40}, "prefill is the prompt without its last token"
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_a_row_whose_logits_are_no_numbers_is_an_error_and_harms_nobody(method, batch_size):
+    """One token's embedding is NaN; the row that has it leaves a place behind that others take."""
+    lm = tiny_lm("llama", seed=1)
+    truth = references("llama")
+    used = {token for found in truth for token in found.token_ids} | {t for r in REQUESTS for t in r.prompt_ids}
+    bad = next(token for token in range(VOCAB) if token not in used)
+    with torch.no_grad():
+        lm.model.get_input_embeddings().weight[bad] = torch.nan
+    broken = [Request([3, bad, *range(n)], 9, request_id=f"nan{n}") for n in (0, 2, 30)]
+    requests = [broken[0], *REQUESTS[:3], broken[1], *REQUESTS[3:], broken[2]]
+    for drafter in (None,) if method == "target-only" else (PromptLookup(), right(2)):
+        engine = Engine(lm, drafter, EngineConfig(method, batch_size=batch_size, num_draft_tokens=3, prefill_chunk=8))
+        outputs = {output.request_id: output for output in engine.generate(requests)}
+        for request in broken:
+            output = outputs[request.request_id]
+            assert (output.finish_reason, output.token_ids) == ("error", ())
+            assert "logits are not numbers" in output.error
+        assert_equal([outputs[request.request_id] for request in REQUESTS], truth, f"{method} beside NaN")

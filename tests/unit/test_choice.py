@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specproof.choice import Ban, choose
+from specproof.choice import NO_CHOICE, Ban, choose
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -53,3 +53,13 @@ def test_the_two_zeros_are_equal(dtype):
         1,
         1,
     ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("shift", [-30.0, 30.0])
+def test_among_logits_that_are_not_numbers_there_is_no_choice(dtype, sign, shift):
+    logits = torch.arange(97.0).repeat(3, 1) + shift
+    logits[1, 40] = torch.copysign(torch.tensor(torch.nan), torch.tensor(float(sign)))
+    logits[2, 5] = -torch.inf
+    assert choose(logits.to(dtype)).tolist() == [96, NO_CHOICE, 96]

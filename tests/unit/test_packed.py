@@ -12,7 +12,8 @@ from torch import nn
 from specproof import Engine, EngineConfig, Request
 from specproof.errors import ConfigError
 from specproof.lm import LM
-from specproof.numerics.packed import arrange, is_packed, unpack, why_not
+from specproof.numerics.opaque import at_most
+from specproof.numerics.packed import Product, arrange, is_packed, unpack, why_not
 from specproof.reference import decode_reference
 
 PACKABLE = [dtype for dtype in (torch.float32, torch.bfloat16, torch.float16) if why_not(dtype) is None]
@@ -37,10 +38,10 @@ def test_a_row_has_the_same_bits_among_any_number_of_rows(dtype, outputs, inputs
         assert torch.allclose(plain.double(), packed.double(), rtol=2**-7 if dtype.itemsize == 2 else 1e-5, atol=1e-4)
         assert packed.unique().numel() > outputs
         for block in (None, 64):
-            arrange(model, packed=True, block=block)
-            for count in range(1, 71):
-                assert torch.equal(model(states[:count]), packed[:count]), (block, count)
-                assert torch.equal(model(states[-count:]), packed[-count:]), (block, count)
+            with at_most(block):
+                for count in range(1, 71):
+                    assert torch.equal(model(states[:count]), packed[:count]), (block, count)
+                    assert torch.equal(model(states[-count:]), packed[-count:]), (block, count)
         assert model(states[:0]).shape == (0, outputs)
         assert torch.equal(model(states.view(7, 2, 5, inputs)), packed.view(7, 2, 5, outputs))
 
@@ -85,7 +86,7 @@ def test_two_models_that_share_their_layers_are_unpacked_together_whoever_packed
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_packed_model_still_copies_saves_and_runs_and_refuses_to_be_moved(family):
+def test_a_packed_model_still_copies_saves_and_runs(family, tmp_path):
     lm = tiny_lm(family, dtype=torch.float32)
     ids = torch.tensor([[1, 2, 3, 4]])
     plain = lm.model(ids).logits
@@ -100,9 +101,63 @@ def test_a_packed_model_still_copies_saves_and_runs_and_refuses_to_be_moved(fami
     assert saved.keys() >= weights.keys()
     assert all(torch.equal(saved[name], weights[name]) for name in weights)
     assert LM(lm.model).vocab_size == lm.vocab_size  # another wrapper of a packed model
-    with pytest.raises(ConfigError, match="unpack"):
-        lm.model.to(torch.float64)
-    unpack(lm.model)
+    torch.save(lm.model, tmp_path / "model.pt")
+    read = torch.load(tmp_path / "model.pt", weights_only=False)
+    assert torch.equal(read(ids).logits, plain)
+    assert is_packed(lm.model)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_packed_model_that_is_converted_or_loaded_gets_its_weights_back_first(family):
+    lm = tiny_lm(family, dtype=torch.float32)
+    ids = torch.tensor([[1, 2, 3, 4]])
+    weights = {name: tensor.clone() for name, tensor in lm.model.state_dict().items()}
+    arrange(lm.model, packed=True)
+    lm.model.to(torch.float64)
+    assert not is_packed(lm.model)
+    assert {p.dtype for p in lm.model.parameters()} == {torch.float64}
+    assert all(torch.equal(tensor.double(), weights[name].double()) for name, tensor in lm.model.state_dict().items())
+    lm.model.to(torch.float32)
+    arrange(lm.model, packed=True)
+    halved = {name: tensor / 2 if tensor.is_floating_point() else tensor for name, tensor in weights.items()}
+    lm.model.load_state_dict(halved)
+    assert not is_packed(lm.model)
+    assert all(torch.equal(tensor, halved[name]) for name, tensor in lm.model.state_dict().items())
+    with torch.inference_mode():
+        plain = lm.model(ids).logits
+        arrange(lm.model, packed=True)
+        assert torch.allclose(lm.model(ids).logits, plain, atol=1e-3)
+
+
+def test_an_engine_refuses_a_model_that_was_converted_behind_its_back():
+    lm = tiny_lm("llama", dtype=torch.float32)
+    engine = Engine(lm)
+    engine.generate([Request([5, 6, 7], max_new_tokens=4)])
+    lm.model.to(torch.float64)
+    with pytest.raises(ConfigError, match="was float32 when the engine was made, and is float64; make another engine"):
+        engine.generate([Request([5, 6, 7], max_new_tokens=4)])
+
+
+@pytest.mark.parametrize("number", [0, 1, 5])
+def test_packing_that_is_interrupted_gives_everything_back(number, monkeypatch):
+    lm = tiny_lm("llama", dtype=torch.float32)
+    modules, weights = dict(lm.model.named_modules()), copy.deepcopy(lm.model.state_dict())
+    ids, made = torch.tensor([[1, 2, 3, 4]]), []
+    plain = lm.model(ids).logits
+
+    def interrupted(*given):
+        made.append(given)
+        if len(made) > number:
+            raise KeyboardInterrupt
+        return Product(*given)
+
+    monkeypatch.setattr("specproof.numerics.packed.Product", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Engine(lm, config=EngineConfig(numerics="fast")).generate([Request([5, 6, 7], max_new_tokens=4)])
+    assert not is_packed(lm.model)
+    assert all(module is modules[name] for name, module in lm.model.named_modules())
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in lm.model.state_dict().items())
+    assert torch.equal(lm.model(ids).logits, plain)
 
 
 def test_the_reference_is_computed_with_the_models_own_weights_whatever_an_engine_left():
@@ -140,3 +195,37 @@ def test_a_packed_model_that_nobody_uses_is_given_up():
     del lm
     gc.collect()
     assert gone() is None
+
+
+def test_layers_that_read_the_same_states_are_one_product_and_right_whatever_they_are_given():
+    class Layer(nn.Module):
+        def __init__(self, others: tuple[nn.Module, ...] = ()) -> None:
+            super().__init__()
+            made = (nn.Linear(32, 48), nn.Linear(32, 16), nn.Linear(32, 16))
+            self.q_proj, self.k_proj, self.v_proj = others or made
+
+    torch.manual_seed(0)
+    one, biasless = Layer(), Layer()
+    biasless.v_proj = nn.Linear(32, 16, bias=False)
+    shared = Layer((one.q_proj, nn.Linear(32, 16), nn.Linear(32, 16)))
+    model = nn.ModuleList([one, biasless, shared])
+    names = ("q_proj", "k_proj", "v_proj")
+    states = [torch.randn(5, 32) for _ in range(3)]
+    with torch.inference_mode():
+        plain = [[getattr(layer, name)(x) for name in names] for layer in model for x in states]
+        arrange(model, packed=True)
+        assert len({getattr(one, name).product for name in names}) == 1
+        assert len({getattr(biasless, name).product for name in names}) == 3
+        assert one.q_proj is shared.q_proj
+        assert len({getattr(shared, name).product for name in names}) == 3
+        found = [[getattr(layer, name)(x) for name in names] for layer in model for x in states]
+        for theirs, ours in zip(plain, found, strict=True):
+            assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(theirs, ours, strict=True))
+        # Each layer by itself, in any order, again and again, with other states between.
+        for number, name in ((0, "q_proj"), (0, "q_proj"), (2, "v_proj"), (1, "k_proj"), (0, "q_proj"), (2, "v_proj")):
+            for at in (0, 1, 0):
+                assert torch.equal(getattr(one, name)(states[at]), found[at][number]), (name, at)
+    unpack(model)
+    with torch.inference_mode():
+        again = [[getattr(layer, name)(x) for name in names] for layer in model for x in states]
+    assert all(torch.equal(a, b) for old, new in zip(plain, again, strict=True) for a, b in zip(old, new, strict=True))

@@ -54,7 +54,8 @@ def trace_of(
     encoder = tokenizer or NoTokenizer()
     from_text = line.token_ids is None
     token_ids = line.token_ids or ()
-    prompt_ids, given = line.prompt_ids or tuple(request.prompt_ids), tuple(request.prompt_ids)
+    given = tuple(request.prompt_ids)
+    prompt_ids = given if line.prompt_ids is None else line.prompt_ids
     if given and prompt_ids != given:
         raise BadLine(
             f"row {name!r} has a prompt of {len(prompt_ids)} ids that is not the one of {len(given)} in the prompts; "

@@ -9,6 +9,7 @@ import typer
 from specproof.cli.exits import clear_exits
 from specproof.cli.options import AsJson, Chat, Target
 from specproof.config import EngineConfig
+from specproof.errors import InputError
 
 FOUND = 1  # exit status where something is wrong
 
@@ -57,6 +58,8 @@ def engine(
             loaded = load_engine(job, lambda sentence: typer.echo(sentence, err=True))
             assert loaded.tokenizer is not None
             requests = [to_request(row, loaded.tokenizer, defaults, chat) for row in source.rows()]
+        if not requests:
+            raise InputError(f"{input_} has no rows; give at least one prompt to decode")
         found = audit_engine(loaded, requests, level)
         if as_json:
             violations = [asdict(violation) for violation in found.violations]

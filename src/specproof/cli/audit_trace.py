@@ -21,6 +21,7 @@ from specproof.cli.report_file import ReportFile
 from specproof.cli.say import say
 from specproof.cli.verdict import counted, print_verdict, unjudged_notes
 from specproof.errors import InputError
+from specproof.jobs.inputs import open_input
 from specproof.jobs.provenance import machine, versions
 from specproof.report.page import verdict_page
 
@@ -85,6 +86,7 @@ def _judge(job: AuditJob) -> tuple[Verdict, dict[str, Any]]:
     traces = read(job.candidate)  # before the model: a bad line is told at once
     reference = None if job.reference is None else read(job.reference)
     notes = [] if reference is None else _in_reference(job, traces, reference)
+    notes += [] if job.prompts is None else _without_row(job, job.prompts, traces)
     verdict = audit_traces(
         target.load(),
         traces,
@@ -106,6 +108,16 @@ def _judge(job: AuditJob) -> tuple[Verdict, dict[str, Any]]:
         "machine": machine(),
         "notes": notes,
     }
+
+
+def _without_row(job: AuditJob, prompts: str, traces: Sequence[Trace]) -> list[str]:
+    """A note where a prompt has no row: the engine may have lost it, or the run was broken off."""
+    with open_input(prompts) as source:
+        asked = [str(row.id) for row in source.rows() if row.id is not None]
+    missing = sorted(set(asked) - {trace.id for trace in traces}, key=asked.index)
+    if not missing:
+        return []
+    return [f"{len(missing)} of {counted(len(asked), 'prompt')} have no row in {job.candidate}, {missing[0]!r} first"]
 
 
 def _in_reference(job: AuditJob, traces: Sequence[Trace], reference: Sequence[Trace]) -> list[str]:

@@ -63,7 +63,7 @@ class ModelDrafter:
                     token = token[[active.index(i) for i in going]]
                 feeds = [Feed(rows[i].request_id, len(rows[i].token_ids) + j - 1, (), 1, 1) for i in going]
             logits = self.layout.forward(feeds, token)[:, : len(self._columns)]
-            column = choose(logits, self._bans([rows[i] for i in going], j))
+            column = choose(logits, self._bans([rows[i] for i in going], j)).clamp(min=0)  # NaN: any id will do
             if self.go_on is not None and column.device.type == "cpu":
                 for i, chance in zip(going, _probability(logits, column).tolist(), strict=True):
                     chances[i].append(chance)

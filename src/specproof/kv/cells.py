@@ -34,6 +34,12 @@ class Cells:
         shape = (self.rows, self.capacity)
         return keys.unflatten(1, shape).transpose(0, 1), values.unflatten(1, shape).transpose(0, 1)
 
+    def wipe(self, index: Tensor) -> None:
+        """Zero these cells, (N,) long, in all layers: a masked cell that holds NaN still spoils what is summed."""
+        for tensors in (self.keys, self.values):
+            for tensor in tensors.values():
+                tensor.index_fill_(1, index.to(tensor.device, non_blocking=True), 0)
+
     def gather(self, layer: int, index: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of a layer as (r, H, L, D), copied. index: (r, L) long, flat cells."""
         index = index.to(self.keys[layer].device, non_blocking=True)

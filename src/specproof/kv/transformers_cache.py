@@ -76,7 +76,6 @@ class RunningStep:
     """A step as the operators in compiled layers know it (`specproof.numerics.opaque.Running`)."""
 
     def __init__(self, kv: StepCache) -> None:
-        self.block = kv.plan.numerics.block
         self.layer = 0
         self._kv = kv
 

@@ -52,7 +52,7 @@ class Operations:
 def observe(lm: LM, attention: str, numerics: Numerics) -> Operations:
     """Where layers are compiled, what is fused in them is no operation: the layer is one, by itself."""
     found = Operations()
-    arrange(lm.model, numerics.packed, numerics.block)  # so that the modules that are watched are those that will run
+    arrange(lm.model, numerics.packed)  # so that the modules that are watched are those that will run
     inside = set(decoder_layers(lm.model).modules()) if numerics.compiled else set()
     with _watching(lm.model, found, inside):
         small_forward(lm, attention, replace(numerics, compiled=False), found)

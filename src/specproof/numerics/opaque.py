@@ -19,9 +19,8 @@ LEAST = 4
 
 
 class Running(Protocol):
-    """A forward whose layers are compiled. block: most rows of one packed product. layer: the one that is running."""
+    """A forward whose layers are compiled. layer: the one that is running."""
 
-    block: int | None
     layer: int
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None, softcap: float | None) -> Tensor:
@@ -42,21 +41,30 @@ def during(running: Running) -> Iterator[None]:
         _RUNNING.reset(token)
 
 
-def packed_product(rows: Tensor, weight: Tensor, bias: Tensor | None, block: int | None) -> Tensor:
-    """rows: (n, in), weight: packed (out, in) -> (n, out).
+_BLOCK: ContextVar[int | None] = ContextVar("block", default=None)
 
-    A product gets at least LEAST rows (zeros are added) and at most `block`; None: no limit.
+
+@contextmanager
+def at_most(block: int | None) -> Iterator[None]:
+    """Packed products get at most `block` rows while the block runs; None: no limit."""
+    token = _BLOCK.set(block)
+    try:
+        yield
+    finally:
+        _BLOCK.reset(token)
+
+
+def packed_product(rows: Tensor, weight: Tensor, bias: Tensor | None, outputs: int) -> Tensor:
+    """rows: (n, in), weight: packed (outputs, in) -> (n, outputs).
+
+    A product gets at least LEAST rows (zeros are added), and at most as many as `at_most` says.
     """
-    count = len(rows)
+    count, block = len(rows), _BLOCK.get()
     if block is not None and count > block:
-        return torch.cat([packed_product(part, weight, bias, block) for part in rows.split(block)])
+        return torch.cat([packed_product(part, weight, bias, outputs) for part in rows.split(block)])
     if 0 < count < LEAST:
-        return packed_product(pad(rows, (0, 0, 0, LEAST - count)), weight, bias, block)[:count]
+        return packed_product(pad(rows, (0, 0, 0, LEAST - count)), weight, bias, outputs)[:count]
     return torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
-
-
-def _linear(rows: Tensor, weight: Tensor, bias: Tensor | None, outputs: int) -> Tensor:
-    return packed_product(rows, weight, bias, _RUNNING.get().block)
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, scale: float | None, softcap: float | None) -> Tensor:
@@ -66,7 +74,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, scale: float | None, soft
 _LIBRARY = torch.library.Library("specproof", "DEF")
 _LIBRARY.define("linear(Tensor rows, Tensor weight, Tensor? bias, int outputs) -> Tensor")
 _LIBRARY.define("attend(Tensor query, Tensor key, Tensor value, float? scale, float? softcap) -> Tensor")
-_LIBRARY.impl("linear", _linear, "CompositeExplicitAutograd")
+_LIBRARY.impl("linear", packed_product, "CompositeExplicitAutograd")
 _LIBRARY.impl("attend", _attend, "CompositeExplicitAutograd")
 
 

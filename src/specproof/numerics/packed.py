@@ -7,27 +7,17 @@ bits, but copies its input and output and reorders the weight again at each call
 
 import copy
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
 
-from specproof.errors import ConfigError
 from specproof.numerics.opaque import packed_product
 
 # Layers of one module that a model calls with the same states: computed as one product.
 TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-
-
-@dataclass(eq=False)
-class Packing:
-    """What was packed of a model. block: most rows of one product, None: no limit. It does not keep the model alive."""
-
-    block: int | None = None
-    layers: list[tuple[ref[nn.Module], str, "PackedLinear"]] = field(default_factory=list)  # parent, name, the layer
 
 
 class Product:
@@ -36,16 +26,14 @@ class Product:
     sizes: outputs of each layer. in_features: inputs of all.
     """
 
-    def __init__(self, originals: Sequence[nn.Module], packing: Packing) -> None:
+    def __init__(self, originals: Sequence[nn.Module]) -> None:
         weights = [_dense(original) for original in originals]
         biases = [_bias(original) for original in originals]
         self.sizes = [len(weight) for weight in weights]
         self.in_features = weights[0].shape[1]
-        self._packing = packing
         self._packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(_joined(weights), None)
         self._bias = None if biases[0] is None else _joined(biases)
-        self._states: Tensor | None = None  # what `_parts` were computed from
-        self._parts: list[Tensor | None] = []
+        self._held: tuple[Tensor, list[Tensor | None]] | None = None  # states, and the outputs not yet asked for
 
     @property
     def shape(self) -> tuple[int, int, bool]:
@@ -55,27 +43,27 @@ class Product:
     def __call__(self, states: Tensor) -> Tensor:
         """states: (..., in) -> (..., out), the outputs of all layers."""
         rows = states.reshape(-1, self.in_features)
-        if torch.compiler.is_compiling():
-            out = torch.ops.specproof.linear(rows, self._packed, self._bias, sum(self.sizes))
-        else:
-            out = packed_product(rows, self._packed, self._bias, self._packing.block)
+        product = torch.ops.specproof.linear if torch.compiler.is_compiling() else packed_product
+        out = product(rows, self._packed, self._bias, sum(self.sizes))
         return out.view(*states.shape[:-1], sum(self.sizes))
 
     def part(self, number: int, states: Tensor) -> Tensor:
         """The outputs of one layer. Computed for all when the first is asked for, and held until each was."""
         if len(self.sizes) == 1:
             return self(states)
-        if states is not self._states or self._parts[number] is None:
-            self._states, self._parts = states, list(self(states).split(self.sizes, -1))
-        part, self._parts[number] = self._parts[number], None
-        if all(other is None for other in self._parts):
-            self._states = None
+        held = self._held
+        if held is None or held[0] is not states or held[1][number] is None:
+            held = self._held = (states, list(self(states).split(self.sizes, -1)))
+        part, held[1][number] = held[1][number], None
+        if all(other is None for other in held[1]):
+            self._held = None
         assert part is not None
         return part
 
     def weight(self, number: int) -> Tensor:
         """(out, in) of one layer, made anew."""
-        return self._packed.to_dense().split(self.sizes)[number]
+        dense = self._packed.to_dense()
+        return dense if len(self.sizes) == 1 else dense.split(self.sizes)[number].clone()
 
 
 class PackedLinear(nn.Module):
@@ -101,7 +89,7 @@ class PackedLinear(nn.Module):
     def weight(self) -> Tensor:
         """The weight as the original has it, made anew."""
         dense = self.product.weight(self.number)
-        return dense.t().contiguous() if self.is_transposed else dense.clone()
+        return dense.t().contiguous() if self.is_transposed else dense
 
     @property
     def bias(self) -> Any:
@@ -128,8 +116,18 @@ class PackedLinear(nn.Module):
         finally:
             weight.data = weight.data.new_empty(0)
 
-    def _apply(self, fn: Any, recurse: bool = True) -> "PackedLinear":
-        raise ConfigError("the model's weights are packed for decoding; close the engine (or call LM.unpack) first")
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _unpickled, (copy.deepcopy(self),)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> nn.Module:
+        """The model is moved or converted: first it gets its weights back."""
+        _unpack_holders({self})
+        return self.original._apply(fn, recurse)
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        """The model is given other weights: first it gets its own back."""
+        _unpack_holders({self})
+        self.original._load_from_state_dict(*args)
 
     def _save_to_state_dict(self, destination: dict, prefix: str, keep_vars: bool) -> None:
         destination[prefix + "weight"] = self.weight
@@ -137,54 +135,63 @@ class PackedLinear(nn.Module):
             destination[prefix + "bias"] = self.bias if keep_vars else self.bias.detach()
 
 
-_PACKED: WeakKeyDictionary[nn.Module, Packing] = WeakKeyDictionary()
+def _unpickled(module: nn.Module) -> nn.Module:
+    return module
+
+
+# Of each packed model, which layers stand where: parent, name, the layer. It does not keep the model alive.
+_PACKED: WeakKeyDictionary[nn.Module, list[tuple[ref[nn.Module], str, PackedLinear]]] = WeakKeyDictionary()
 
 
 def is_packed(model: nn.Module) -> bool:
     return model in _PACKED
 
 
-def arrange(model: nn.Module, packed: bool, block: int | None = None) -> None:
-    """Have the model's linear layers packed, with at most `block` rows a product, or as they came."""
-    if packed:
-        (_PACKED.get(model) or _pack(model)).block = block
-    elif _PACKED:
+def arrange(model: nn.Module, packed: bool) -> None:
+    """Have the model's linear layers packed, or as they came."""
+    if packed and model not in _PACKED:
+        try:
+            _pack(model)
+        except BaseException:  # an interrupt, no memory
+            unpack(model)
+            raise
+    elif not packed and _PACKED:
         unpack(model)
 
 
 @torch.inference_mode(False)
 @torch.no_grad()
-def _pack(model: nn.Module) -> Packing:
-    packing = Packing()
+def _pack(model: nn.Module) -> None:
+    layers = _PACKED[model] = []
     modules = list(model.modules())
     uses = Counter(id(p) for module in modules for p in module._parameters.values() if p is not None)
     made: dict[int, PackedLinear] = {}
     for parent in modules:
         children = {name: child for name, child in parent._modules.items() if child is not None and is_packable(child)}
-        for names in _groups(children, uses):
+        for names in _groups(children, uses, made):
             originals = [children[name] for name in names]
             if id(originals[0]) not in made:
-                product = Product(originals, packing)
-                for number, original in enumerate(originals):
-                    made[id(original)] = PackedLinear(original, product, number)
-                    weight = original.get_parameter("weight")
-                    if uses[id(weight)] == 1:
-                        weight.data = weight.data.new_empty(0)
+                product = Product(originals)
+                made |= {id(original): PackedLinear(original, product, n) for n, original in enumerate(originals)}
             for name, original in zip(names, originals, strict=True):
+                layers.append((ref(parent), name, made[id(original)]))
                 parent._modules[name] = made[id(original)]
-                packing.layers.append((ref(parent), name, made[id(original)]))
-    _PACKED[model] = packing
-    return packing
+                weight = original.get_parameter("weight")
+                if uses[id(weight)] == 1:
+                    weight.data = weight.data.new_empty(0)
 
 
-def _groups(children: Mapping[str, nn.Module], uses: Mapping[int, int]) -> Iterator[tuple[str, ...]]:
-    """Names of layers that are packed as one. uses: of each parameter, by id."""
+def _groups(
+    children: Mapping[str, nn.Module], uses: Mapping[int, int], made: Container[int]
+) -> Iterator[tuple[str, ...]]:
+    """Names of layers that are packed as one. uses: of each parameter, made: layers that have been packed; by id."""
     alone = dict.fromkeys(children)
     for names in TOGETHER:
         if all(name in children for name in names):
             layers = [children[name] for name in names]
-            likes = {(type(layer), _dense(layer).shape[1], _bias(layer) is None) for layer in layers}
-            if len(likes) == 1 and all(uses[id(layer.weight)] == 1 for layer in layers):
+            likes = {(type(layer), *(linear_shape(layer) or ())[1:]) for layer in layers}
+            new = all(uses[id(layer.weight)] == 1 and id(layer) not in made for layer in layers)
+            if new and len(likes) == 1:
                 yield names
                 for name in names:
                     del alone[name]
@@ -192,21 +199,25 @@ def _groups(children: Mapping[str, nn.Module], uses: Mapping[int, int]) -> Itera
         yield (name,)
 
 
-@torch.inference_mode(False)
-@torch.no_grad()
 def unpack(model: nn.Module) -> None:
     """The model as it came: same modules, same parameters, same bits. Nothing happens if it is not packed.
 
     So are models that share layers with it (see LM.with_head): they pack anew.
     """
-    mine = set(model.modules())
-    for other, packing in list(_PACKED.items()):
-        if not mine.isdisjoint(other.modules()):
-            del _PACKED[other]
-            for place, name, layer in packing.layers:
+    _unpack_holders(set(model.modules()))
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def _unpack_holders(modules: set[nn.Module]) -> None:
+    """Unpack the models that have one of these modules."""
+    for model, layers in list(_PACKED.items()):
+        if not modules.isdisjoint(model.modules()):
+            for place, name, layer in layers:
                 parent = place()
                 assert parent is not None, "a module was taken out of the model while it was packed"
                 parent._modules[name] = layer.restore()
+            del _PACKED[model]
 
 
 def is_packable(module: nn.Module) -> bool:

@@ -39,8 +39,8 @@ def trials(lm: LM, attention: str, layout: str, numerics: Numerics, most: int) -
         yield try_layer(lm, number, *call, most)
     for shape in operations.attention:
         yield try_attention(shape, attention, numerics, lm.dtype, longest, beyond)
-    for shape, module in operations.linear.items():
-        yield try_linear(shape, module, lm.dtype)
+    for shape, product in operations.linear.items():
+        yield try_linear(shape, product, lm.dtype)
     yield _try_whole(layout, lm, attention, numerics)
 
 

@@ -12,7 +12,7 @@ from specproof.lm import LM
 from specproof.numerics.compiled import compiled_layers
 from specproof.numerics.finding import Finding, name_values
 from specproof.numerics.observe import AttentionShape
-from specproof.numerics.opaque import during
+from specproof.numerics.opaque import at_most, during
 from specproof.numerics.rule import BLOCK, KEYS, Numerics
 
 SAMPLES = 1 << 15  # results compared for each number of rows, at least: rounding to bfloat16 hides most differences
@@ -56,7 +56,7 @@ def try_layer(lm: LM, number: int, args: tuple, kwargs: dict[str, Any], most: in
         values, step = list(given), _OwnValue()
         for i, tensor in zip(at, tensors, strict=True):
             values[i] = tensor if count > 1 else tensor.repeat_interleave(2, dim=1)
-        with during(step):
+        with during(step), at_most(BLOCK):
             out = compiled.run(number, layers[number], *tree_unflatten(values, spec))
         return [t[:, :count] for t in (*_tensors(out), *step.seen) if isinstance(t, Tensor)]
 
@@ -68,7 +68,6 @@ def try_layer(lm: LM, number: int, args: tuple, kwargs: dict[str, Any], most: in
 class _OwnValue:
     """Runs compiled layers outside of a forward. seen: (1, n, heads, size) each."""
 
-    block: int | None = BLOCK
     layer = 0
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None, softcap: float | None) -> Tensor:
