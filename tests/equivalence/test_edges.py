@@ -143,8 +143,8 @@ def test_a_row_whose_logits_are_no_numbers_is_an_error_and_harms_nobody(method, 
     bad = next(token for token in range(VOCAB) if token not in used)
     with torch.no_grad():
         lm.model.get_input_embeddings().weight[bad] = torch.nan
-    broken = [Request([3, bad, *range(n)], 9, request_id=f"nan{n}") for n in (0, 2, 30)]
-    requests = [broken[0], *REQUESTS[:3], broken[1], *REQUESTS[3:], broken[2]]
+    broken = [Request([3, bad, *range(n)], 9, request_id=f"nan{n}") for n in (30, 2, 0)]
+    requests = [broken[0], *REQUESTS[1:4], broken[1], REQUESTS[0], *REQUESTS[4:], broken[2]]
     for drafter in (None,) if method == "target-only" else (PromptLookup(), right(2)):
         engine = Engine(lm, drafter, EngineConfig(method, batch_size=batch_size, num_draft_tokens=3, prefill_chunk=8))
         outputs = {output.request_id: output for output in engine.generate(requests)}
