@@ -143,14 +143,22 @@ def _groups(
 ) -> Iterator[tuple[np.ndarray, int, int]]:
     """Feeds attended together, tokens to skip of each, and at most how many to take.
 
-    All feeds that emit are one group, each chunk of a prompt another (lengths differ widely).
+    All feeds that emit are one group, or two (see `_alike`), each chunk of a prompt another (lengths differ widely).
     """
     decode = np.array([i for i in in_order if feeds[i].num_logits], dtype=int)
     chunks = [np.array([i]) for i in in_order if not feeds[i].num_logits]
-    for group in [decode, *chunks] if len(decode) else chunks:
+    for group in [*_alike(decode, lengths), *chunks]:
         longest = int(lengths[group].max())
         for skip in range(0, longest, most or longest):
             yield group[lengths[group] > skip], skip, most or longest
+
+
+def _alike(decode: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
+    """Rows that emit: together, or those with one token apart where repeated queries would be most of the work."""
+    counts = lengths[decode]
+    if len(decode) and len(decode) * counts.max() > 2 * counts.sum():
+        return [group for group in (decode[counts == 1], decode[counts > 1]) if len(group)]
+    return [decode] if len(decode) else []
 
 
 def _block(slots: np.ndarray, lengths: np.ndarray, starts: np.ndarray, offsets: np.ndarray, numerics: Numerics) -> dict:
