@@ -9,6 +9,7 @@ from probes import PER_ROW, SPECULATIVE, config, free_run, prompt, right, rows, 
 from specproof import Engine, Request
 from specproof.drafters import Scripted
 from specproof.errors import UnsupportedModelError
+from specproof.kv.slotted import Slotted
 from specproof.lm import LM
 
 
@@ -39,15 +40,21 @@ def test_a_short_row_beside_a_long_one_is_right_at_its_first_token_and_does_not_
 
 
 def test_each_forward_is_fed_the_positions_that_follow_what_is_cached(monkeypatch):
-    """The flat forward: prompt chunks and decoding rows one after another, each from its `cached_len` on, no gap."""
-    fed = []
-    forward = LM.forward
+    """The flat forward: decoding rows, then prompt chunks, each from its `cached_len` on, no gap."""
+    fed, orders = [], []
+    forward, of_layout = LM.forward, Slotted.forward
 
     def watched(self, ids, position_ids, kv, columns):
         fed.append((ids[0].tolist(), position_ids[0].tolist()))
         return forward(self, ids, position_ids, kv, columns)
 
+    def ordered(self, feeds, device_ids=None):
+        logits = of_layout(self, feeds, device_ids)
+        orders.append(list(self.rows))
+        return logits
+
     monkeypatch.setattr(LM, "forward", watched)
+    monkeypatch.setattr(Slotted, "forward", ordered)
     requests = rows((1, 14, 4, 30, 2), limit=15)
     outputs, records, _ = decode(
         target("llama"), right(lambda row: len(row.token_ids) % 3), config("specproof"), requests
@@ -55,15 +62,13 @@ def test_each_forward_is_fed_the_positions_that_follow_what_is_cached(monkeypatc
     known = {r.request_id: [*r.prompt_ids, *o.token_ids] for r, o in zip(requests, outputs, strict=True)}
     cached = dict.fromkeys(known, 0)
     mixed = 0
-    for record, (ids, positions) in zip(records, fed, strict=True):
-        expected = []
-        for chunk in record.prefilled:
-            assert chunk.start == cached[chunk.request_id]
-            expected += range(chunk.start, chunk.start + chunk.length)
-            cached[chunk.request_id] += chunk.length
-        at = len(expected)
-        mixed += bool(record.prefilled and record.rows)
-        for row in record.rows:
+    for record, order, (ids, positions) in zip(records, orders, fed, strict=True):
+        decoding = sorted(record.rows, key=lambda row: order.index(row.request_id))
+        chunks = sorted(record.prefilled, key=lambda chunk: order.index(chunk.request_id))
+        assert [part.request_id for part in (*decoding, *chunks)] == order
+        mixed += bool(chunks and decoding)
+        expected, at = [], 0
+        for row in decoding:
             assert row.start == cached[row.request_id]
             own = [known[row.request_id][row.start], *row.drafted]  # drafts behind the row's end are fed, not recorded
             assert ids[at : at + len(own)] == own
@@ -72,6 +77,10 @@ def test_each_forward_is_fed_the_positions_that_follow_what_is_cached(monkeypatc
             expected += range(row.start, row.start + behind)
             at += behind
             cached[row.request_id] += 1 + row.num_accepted
+        for chunk in chunks:
+            assert chunk.start == cached[chunk.request_id]
+            expected += range(chunk.start, chunk.start + chunk.length)
+            cached[chunk.request_id] += chunk.length
         assert positions == expected, f"step {record.index}"
     assert mixed > 2, "prefill and decoding never shared a forward"
 
