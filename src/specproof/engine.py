@@ -10,7 +10,7 @@ from time import perf_counter
 import torch
 
 from specproof.assembly import ModelLike, as_drafter, as_lm
-from specproof.choice import NO_CHOICE, Ban, choose
+from specproof.choice import Ban, choose
 from specproof.config import EngineConfig
 from specproof.drafters import Drafter, DraftRow, PricedDrafter, StatefulDrafter
 from specproof.drafters.cascade import model_in
@@ -30,7 +30,7 @@ from specproof.step import PrefillChunk, RowStep, StepRecord
 from specproof.support import require_supported
 from specproof.tokenizer import Tokenizer
 from specproof.verify.accept import COMMITS, count_accepted
-from specproof.verify.terminate import Decode, End, find_end, visible_text
+from specproof.verify.terminate import End, find_end, visible_text
 
 Observer = Callable[[StepRecord], None]
 
@@ -219,7 +219,7 @@ class Engine:
         for row, drafted, chosen, agreed, count in zip(
             schedule.decode, drafts, choices, right, self._commit_rule(right), strict=True
         ):
-            end = _end(row, chosen[: count + 1], self._decode)
+            end = find_end(row, chosen[: count + 1], self._decode)
             if end.kept <= count:  # the row ends inside its drafts: those behind the end were never judged
                 count, drafted = end.kept, drafted[: end.kept]
             agreed = min(agreed, len(drafted))
@@ -231,7 +231,7 @@ class Engine:
             row.num_drafted += len(drafted)
             row.acceptances[count] += 1
             if end.reason == "error":
-                self._wipe(row.request_id, steps[-1].start + len(chosen))
+                self._wipe(row, steps[-1].start + len(chosen))
             if end.reason is not None:
                 finished.append(self._finish(row, end))
         if isinstance(self.drafter, StatefulDrafter):
@@ -255,12 +255,13 @@ class Engine:
         self._num_steps += 1
         return record
 
-    def _wipe(self, name: str, length: int) -> None:
-        """What a row has written so far must not reach the next one in its place."""
-        located = self.layout.locate(name, length)
+    def _wipe(self, row: Sequence, length: int) -> None:
+        """What a row has written, up to `length`, must not reach the next one in its place, nor be shared."""
+        located = self.layout.locate(row.request_id, length)
         if located is not None:
             cells, index = located
             cells.wipe(index)
+        row.cached_len = 0
 
     def _finish(self, row: Sequence, end: End) -> Output:
         assert end.reason is not None
@@ -288,14 +289,6 @@ class Engine:
         self.layout.clear()
         self._running = {}
         self._scheduler = SCHEDULERS[self.config.parts.scheduler](self.config)
-
-
-def _end(row: Sequence, new: list[int], decode: Decode | None) -> End:
-    """As `find_end` says; at the first place without a choice the row is an error."""
-    if NO_CHOICE not in new:
-        return find_end(row, new, decode)
-    end = find_end(row, new[: new.index(NO_CHOICE)], decode)
-    return end if end.reason is not None else replace(end, reason="error")
 
 
 def _length(ids: object) -> int:

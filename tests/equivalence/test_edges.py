@@ -10,6 +10,7 @@ from probes import SPECULATIVE, TOY, Toy, config, prompt, right, rows, solo
 from specproof import METHODS, Engine, EngineConfig, Request
 from specproof.drafters import PromptLookup
 from specproof.lm import LM
+from specproof.reference import decode_reference
 
 
 def beside(bad: Request, method: str = "specproof", tokenizer: Toy | None = TOY):
@@ -131,6 +132,23 @@ def test_a_prompt_may_be_computed_in_chunks_of_any_size(method, chunk):
         for name in ("row0", "row3", "row4")
     }
     assert computed == {"row0": 7, "row3": 0, "row4": 40}, "prefill is the prompt without its last token"
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 4])
+def test_a_row_that_ended_without_numbers_lends_its_beginning_to_nobody(batch_size):
+    lm = tiny_lm("llama", seed=1)
+    common = prompt(24)
+    good = [Request([*common, 7, n], max_new_tokens=9, request_id=f"row{n}") for n in range(3)]
+    truth = vary(decode_reference(lm, request) for request in good)
+    used = {token for found in truth for token in found.token_ids} | {*common, *range(8)}
+    bad = next(token for token in range(VOCAB) if token not in used)
+    with torch.no_grad():
+        lm.model.get_input_embeddings().weight[bad] = torch.nan
+    engine = Engine(lm, None, EngineConfig("target-only", batch_size=batch_size))
+    outputs = engine.generate([Request([*common, bad], max_new_tokens=9), *good])
+    assert outputs[0].finish_reason == "error"
+    assert_equal(outputs[1:], truth, "behind a row that was wiped")
+    assert engine.statistics.shared > 0
 
 
 @pytest.mark.parametrize("method", METHODS)

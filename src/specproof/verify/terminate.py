@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass
 
+from specproof.choice import NO_CHOICE
 from specproof.request import FinishReason
 from specproof.sequence import Sequence
 
@@ -14,7 +15,7 @@ Decode = Callable[[Ids[int]], str]
 class End:
     """The row keeps the first `kept` of the new tokens.
 
-    reason None: it goes on. stop: the id or string that matched.
+    reason None: it goes on; "error": no token could be chosen behind them. stop: the id or string that matched.
     """
 
     kept: int
@@ -23,7 +24,7 @@ class End:
 
 
 def find_end(row: Sequence, new: Ids[int], decode: Decode | None) -> End:
-    """The first of: an end id, a completed stop string, the row's limit. A stop at the limit counts as a stop.
+    """The first of: an end id, a completed stop string, the row's limit, NO_CHOICE. A stop at the limit is a stop.
 
     An end id that completes a stop string counts as the id.
 
@@ -31,6 +32,9 @@ def find_end(row: Sequence, new: Ids[int], decode: Decode | None) -> End:
     """
     new = new[: row.remaining]
     end = End(len(new), "length" if len(new) == row.remaining else None)
+    if NO_CHOICE in new:
+        new = new[: new.index(NO_CHOICE)]
+        end = End(len(new), "error")
     at = next((i for i, token in enumerate(new) if token in row.end_ids), None)
     if at is not None:
         end = End(at + 1, "stop", new[at])
