@@ -18,6 +18,8 @@ class Ban:
 
 NO_CHOICE = -1  # among logits that are not numbers
 
+_MINUS_INFINITY = {torch.bfloat16: 0xFF80, torch.float16: 0xFC00}  # its bits
+
 
 def choose(logits: Tensor, bans: Sequence[Ban] = ()) -> Tensor:
     """Greedy: the lowest id among the largest logits, NO_CHOICE if one is NaN.
@@ -37,13 +39,13 @@ def _host_argmax(logits: Tensor) -> Tensor:
 
     Both find a NaN where there is one.
     """
-    if logits.dtype not in (torch.bfloat16, torch.float16):
+    if logits.dtype not in _MINUS_INFINITY:
         return torch.from_numpy(logits.numpy().argmax(-1))
     # As integers, the bits of positive halves are in the order of their values, above those of all negative ones; as
     # integers without a sign, those of negative NaNs are above those of minus infinity.
     bits = logits.contiguous().view(torch.int16).numpy()
     found = bits.argmax(-1, keepdims=True)
-    lowest = logits.new_tensor(-torch.inf).view(torch.int16).numpy().view(np.uint16)
-    if (np.take_along_axis(bits, found, -1) > 0).all() and bits.view(np.uint16).max(initial=0) <= lowest:
+    negative_nan = bits.view(np.uint16).max(initial=0) > _MINUS_INFINITY[logits.dtype]
+    if (np.take_along_axis(bits, found, -1) > 0).all() and not negative_nan:
         return torch.from_numpy(found[..., 0])
     return logits.argmax(-1)

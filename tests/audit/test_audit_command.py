@@ -185,3 +185,28 @@ def test_a_wrong_token_is_no_rounding_in_bfloat16_either(bfloat16, tmp_path):
     (row,) = [row for row in json.loads(result.stdout)["findings"] if row["status"] == "faulty"]
     assert (row["id"], row["class"], row["finding"]["index"]) == ("row4", "accept-rule", 7)
     assert row["finding"]["margin"] > 4 * row["finding"]["noise"]
+
+
+def test_a_prompt_without_a_row_is_told_and_changes_no_verdict(run, tmp_path):
+    inputs, out = run
+    lines = out.read_text().splitlines(keepends=True)
+    fewer = tmp_path / "fewer.jsonl"
+    fewer.write_text("".join(lines[:1] + lines[2:3]))
+    result = audit(fewer, "--prompts", inputs, "--max-new-tokens", 12, "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["notes"] == [f"6 of 8 prompts have no row in {fewer}, 'p1' first"]
+
+
+def test_an_empty_prompt_is_not_the_one_in_the_file_of_prompts(run, tmp_path):
+    inputs, out = run
+    result = audit(changed(out, tmp_path / "empty.jsonl", prompt_token_ids=[]), "--prompts", inputs)
+    assert result.exit_code == 2
+    assert "row 'p2' has a prompt of 0 ids that is not the one of" in result.stderr
+
+
+def test_an_engine_that_was_given_nothing_to_decode_has_not_passed(tmp_path, smollm2_folder):
+    nothing = tmp_path / "empty.jsonl"
+    nothing.touch()
+    result = specproof("audit", "engine", nothing, "--target", smollm2_folder)
+    assert result.exit_code == 2
+    assert "has no rows; give at least one prompt" in result.stderr

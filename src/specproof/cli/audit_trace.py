@@ -114,7 +114,8 @@ def _without_row(job: AuditJob, prompts: str, traces: Sequence[Trace]) -> list[s
     """A note where a prompt has no row: the engine may have lost it, or the run was broken off."""
     with open_input(prompts) as source:
         asked = [str(row.id) for row in source.rows() if row.id is not None]
-    missing = sorted(set(asked) - {trace.id for trace in traces}, key=asked.index)
+    found = {trace.id for trace in traces}
+    missing = [name for name in asked if name not in found]
     if not missing:
         return []
     return [f"{len(missing)} of {counted(len(asked), 'prompt')} have no row in {job.candidate}, {missing[0]!r} first"]

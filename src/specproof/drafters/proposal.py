@@ -1,7 +1,7 @@
 """What was proposed in a step, checked: on the host, or still on the device."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from operator import index as as_int
 from typing import Any
@@ -32,15 +32,16 @@ class Proposal:
 
     def cut(self, counts: Mapping[str, int], expected: float, price: float) -> "Proposal":
         """The first `counts[row]` drafts of each row, of which `expected` should be accepted, for `price` seconds."""
+        priced = replace(self, expected=expected, price=price)
         if counts == self.counts:
-            return Proposal(self.on_host, self.counts, self.on_device, self.confidence, expected, price)
+            return priced
         ids = self.on_device
         if ids is not None:
             ends = accumulate(self.counts.values())
             starts = {row: end - count for (row, count), end in zip(self.counts.items(), ends, strict=True)}
             ids = _select(ids, [starts[row] + j for row, count in counts.items() for j in range(count)])
         on_host = {row: drafts[: counts[row]] for row, drafts in self.on_host.items()}
-        return Proposal(on_host, dict(counts), ids, self.confidence, expected, price)
+        return replace(priced, on_host=on_host, counts=dict(counts), on_device=ids)
 
 
 NO_DRAFTS = Proposal({}, {})

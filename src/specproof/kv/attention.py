@@ -63,10 +63,7 @@ class AttentionPlan:
         tokens = query.transpose(0, 1).reshape(heads, b * n, -1)  # (H, N, D)
         parts = [self._block(i, layer, tokens, keys, values, scale, softcap) for i in range(len(self.blocks))]
         result = parts[0] if len(parts) == 1 else torch.cat(parts)  # (sum of R * m, H, D)
-        if isinstance(self.order, slice):
-            result = result[self.order]
-        else:
-            result = result.index_select(0, self.order.to(result.device, non_blocking=True))
+        result = _take(result, 0, self.order)
         return result.view(b, n, heads, -1).contiguous()  # some models take a view of it
 
     def _block(
@@ -86,10 +83,7 @@ class AttentionPlan:
         count, m = block.columns.shape
         kv_heads = keys.shape[1]
         groups = tokens.shape[0] // kv_heads
-        if isinstance(block.queries, slice):
-            tokens = tokens[:, block.queries]
-        else:
-            tokens = tokens.index_select(1, block.queries.to(device, non_blocking=True))
+        tokens = _take(tokens, 1, block.queries)
         # The query heads of one KV head are folded into the query length, so that K and V are never copied per head.
         folded = (
             tokens.view(kv_heads, groups, count, m, -1).permute(2, 0, 1, 3, 4).reshape(count, kv_heads, groups * m, -1)
@@ -116,6 +110,13 @@ class AttentionPlan:
             mask = self.blocks[number].mask(window, dtype).repeat(1, 1, groups, 1)
             self.masks[key] = pad(mask, (0, 0, 0, more)).to(device)
         return self.masks[key]
+
+
+def _take(tensor: Tensor, dim: int, index: slice | Tensor) -> Tensor:
+    """Along one dimension; a slice copies nothing."""
+    if isinstance(index, slice):
+        return tensor[(slice(None),) * dim + (index,)]
+    return tensor.index_select(dim, index.to(tensor.device, non_blocking=True))
 
 
 def _eager(

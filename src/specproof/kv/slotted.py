@@ -90,10 +90,7 @@ class Slotted:
 
         device = self.lm.device
         arrays = [ids, positions, slots[row_of] * capacity + positions, logits_at, device_at, order]
-        for block in blocks:
-            queries = block["queries"].ravel()
-            block["run"] = _run(queries)
-            arrays += [queries, block["columns"], block["rows"]]
+        arrays += [array for block in blocks for array in (block["queries"], block["columns"], block["rows"])]
         ids, positions, cells, logits_at, device_at, on_device, *of_blocks = to_device(device, *arrays)
         if device_ids is not None:
             ids.index_copy_(0, device_at, device_ids)
@@ -179,7 +176,8 @@ def _block(slots: np.ndarray, lengths: np.ndarray, starts: np.ndarray, offsets: 
     return {
         "rows": rows,
         "span": slice(low, high) if spans else None,
-        "queries": queries,
+        "queries": queries.ravel(),
+        "run": _run(queries.ravel()),
         "columns": columns,
         "length": numerics.key_length(int((starts + lengths).max())),
         "tokens": queries[at][own],

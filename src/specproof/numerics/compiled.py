@@ -25,7 +25,7 @@ from specproof.kv.transformers_cache import PASSED_ON, StepCache
 from specproof.layers import decoder_layers
 from specproof.numerics.artifact import compiler, load, save
 from specproof.numerics.opaque import Running
-from specproof.numerics.packed import linear_shape
+from specproof.numerics.packed import PackedLinear, linear_shape
 
 MOST_KINDS = 8  # of layers in one model, each compiled once
 
@@ -191,9 +191,11 @@ def _fingerprint(layer: nn.Module) -> str:
 
 def _about(module: nn.Module, other: Callable[[Any], Any]) -> tuple:
     """other: what to tell of a value that is no plain one."""
+    if isinstance(module, PackedLinear):
+        return type(module), module.product.shape, tuple(module.product.sizes), module.number
     shape = linear_shape(module)
     if shape is not None:
-        return type(module), shape, getattr(module, "number", 0)
+        return type(module), shape
     tensors = {**module._parameters, **module._buffers}
     values = {name: value for name, value in vars(module).items() if name[0] != "_" and name != "layer_idx"}
     return (

@@ -189,9 +189,8 @@ def _groups(
     for names in TOGETHER:
         if all(name in children for name in names):
             layers = [children[name] for name in names]
-            likes = {(type(layer), *(linear_shape(layer) or ())[1:]) for layer in layers}
             new = all(uses[id(layer.weight)] == 1 and id(layer) not in made for layer in layers)
-            if new and len(likes) == 1:
+            if new and len({(type(layer), *(linear_shape(layer) or ())[1:]) for layer in layers}) == 1:
                 yield names
                 for name in names:
                     del alone[name]
@@ -236,7 +235,7 @@ def linear_shape(module: nn.Module) -> tuple[int, int, bool] | None:
     if isinstance(module, nn.Linear):
         return module.out_features, module.in_features, module.bias is not None
     if _is_conv1d(module):
-        outputs, inputs = _dense(module).shape
+        inputs, outputs = module.get_parameter("weight").shape
         return outputs, inputs, True
     return None
 
