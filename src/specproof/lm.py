@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.utils import logging as transformers_logging
@@ -22,7 +23,7 @@ from specproof.kv.transformers_cache import (
     StepCache,
 )
 from specproof.numerics.compiled import compiled_layers
-from specproof.numerics.opaque import at_most, during
+from specproof.numerics.opaque import LEAST, at_most, during
 from specproof.numerics.packed import PackedLinear, arrange, unpack
 
 HFModel = PreTrainedModel
@@ -115,6 +116,9 @@ class LM:
     def forward(self, ids: Tensor, position_ids: Tensor, kv: StepCache, columns: Tensor) -> Tensor:
         """ids, position_ids: (b, n) long. columns: (m,) long, which of the n columns need logits. -> (b, m, V)."""
         arrange(self.model, kv.plan.numerics.packed)
+        if kv.plan.numerics.packed and ids.shape[0] == 1 and ids.shape[1] < LEAST:
+            more = (0, LEAST - ids.shape[1])  # tokens that nobody keeps or sees: so no product has to add rows
+            ids, position_ids = pad(ids, more), pad(position_ids, more)
         arguments = {self._cache_argument: kv, "attention_plan": kv.plan}
         if self._keeps_logits:
             arguments["logits_to_keep"] = columns

@@ -47,6 +47,7 @@ class ForwardAudit:
     def check(self, ids: Tensor, position_ids: Tensor, kv: StepCache, plan: AttentionPlan) -> None:
         """The model was given this. ids, position_ids: (b, n)."""
         given, positions, cells = (t.flatten().cpu().numpy() for t in (ids, position_ids, kv.index))
+        given, positions = given[: len(cells)], positions[: len(cells)]  # those behind are kept and seen by nobody
         capacity = kv.cells.capacity
         feeds, places = self._partition(ids.shape)
         size = ids.shape[0] * max(map(len, places)) if isinstance(self.layout, LeftPadded) else sum(map(len, places))

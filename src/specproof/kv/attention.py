@@ -45,7 +45,8 @@ class Block:
 class AttentionPlan:
     """All blocks of one forward. order: where each token's result lies among the blocks' results, a slice or (N,).
 
-    Masks are built once per forward, window and grouping, then shared by all layers.
+    Queries behind these N, which some forwards need to be long enough, belong to nobody: they get zeros.
+    Masks, and buffers for queries with rows added, are built once per forward, then shared by all layers.
     """
 
     blocks: Sequence[Block]
@@ -54,16 +55,19 @@ class AttentionPlan:
     kind: str  # "sdpa" or "eager"
     numerics: Numerics = PLAIN  # how the blocks were cut; how the model's products are to be computed
     masks: dict[tuple, Tensor] = field(default_factory=dict)
+    buffers: dict[tuple, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def attend(
         self, layer: int, query: Tensor, keys: Tensor, values: Tensor, scale: float | None, softcap: float | None
     ) -> Tensor:
         """query: (b, H, n, D), tokens in the order b, n. keys, values: (rows, Hkv, capacity, D). -> (b, n, H, D)."""
         b, heads, n, _ = query.shape
-        tokens = query.transpose(0, 1).reshape(heads, b * n, -1)  # (H, N, D)
+        tokens = query.squeeze(0) if b == 1 else query.transpose(0, 1).flatten(1, 2)  # (H, N, D)
         parts = [self._block(i, layer, tokens, keys, values, scale, softcap) for i in range(len(self.blocks))]
         result = parts[0] if len(parts) == 1 else torch.cat(parts)  # (sum of R * m, H, D)
         result = _take(result, 0, self.order)
+        if len(result) < b * n:
+            result = pad(result, (0, 0, 0, 0, 0, b * n - len(result)))
         return result.view(b, n, heads, -1).contiguous()  # some models take a view of it
 
     def _block(
@@ -77,29 +81,36 @@ class AttentionPlan:
         softcap: float | None,
     ) -> Tensor:
         block = self.blocks[number]
-        device = tokens.device
-        rows = block.rows if isinstance(block.rows, slice) else block.rows.to(device, non_blocking=True)
-        keys, values = keys[rows, :, : block.length], values[rows, :, : block.length]
+        keys = _take(keys, 0, block.rows).narrow(2, 0, block.length)
+        values = _take(values, 0, block.rows).narrow(2, 0, block.length)
         count, m = block.columns.shape
         kv_heads = keys.shape[1]
         groups = tokens.shape[0] // kv_heads
-        tokens = _take(tokens, 1, block.queries)
         # The query heads of one KV head are folded into the query length, so that K and V are never copied per head.
-        folded = (
-            tokens.view(kv_heads, groups, count, m, -1).permute(2, 0, 1, 3, 4).reshape(count, kv_heads, groups * m, -1)
-        )
+        tokens = _take(tokens, 1, block.queries).view(kv_heads, groups, count, m, -1)
         rows = groups * m
+        folded = tokens.permute(2, 0, 1, 3, 4).reshape(count, kv_heads, rows, -1)
         if more := self.numerics.query_rows(rows) - rows:
-            folded = pad(folded, (0, 0, 0, more))
-        mask = self._mask(number, self.windows[layer], groups, more, folded.dtype, device)
+            folded = self._with_rows(number, folded, more)
+        mask = self._mask(number, self.windows[layer], groups, more, folded.dtype, folded.device)
         if self.kind == "eager" or softcap is not None:
             out = _eager(folded, keys, values, mask, scale, softcap)
         else:
             out = scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=scale)
         if more:
-            out = out[:, :, :rows]
-        # (R, Hkv, G * m, D) -> (R * m, H, D)
-        return out.unflatten(2, (groups, m)).permute(0, 3, 1, 2, 4).reshape(count * m, kv_heads * groups, -1)
+            out = out.narrow(2, 0, rows)
+        out = out.view(count, kv_heads, groups, m, -1)
+        return out.permute(0, 3, 1, 2, 4).reshape(count * m, kv_heads * groups, -1)
+
+    def _with_rows(self, number: int, folded: Tensor, more: int) -> Tensor:
+        """(R, Hkv, G * m, D) -> (R, Hkv, G * m + more, D), zeros added; good until the next layer asks."""
+        key = (number, folded.shape, folded.dtype, folded.device)
+        if key not in self.buffers:
+            whole = pad(folded, (0, 0, 0, more))
+            self.buffers[key] = whole, whole.narrow(2, 0, folded.shape[2])
+        whole, own = self.buffers[key]
+        own.copy_(folded)
+        return whole
 
     def _mask(
         self, number: int, window: int | None, groups: int, more: int, dtype: torch.dtype, device: torch.device
@@ -113,9 +124,11 @@ class AttentionPlan:
 
 
 def _take(tensor: Tensor, dim: int, index: slice | Tensor) -> Tensor:
-    """Along one dimension; a slice copies nothing."""
+    """Along one dimension; a slice, of step 1, copies nothing."""
     if isinstance(index, slice):
-        return tensor[(slice(None),) * dim + (index,)]
+        size = tensor.shape[dim]
+        start, end, _ = index.indices(size)
+        return tensor if end - start == size else tensor.narrow(dim, start, end - start)
     return tensor.index_select(dim, index.to(tensor.device, non_blocking=True))
 
 

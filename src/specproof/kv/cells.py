@@ -18,6 +18,7 @@ class Cells:
         self.capacity = 0
         self.keys: dict[int, Tensor] = {}  # layer -> (H, rows * capacity, D)
         self.values: dict[int, Tensor] = {}
+        self._views: dict[int, tuple[Tensor, Tensor]] = {}  # see `view`
         self.ledger: Ledger | None = None
 
     def write(self, layer: int, index: Tensor, keys: Tensor, values: Tensor) -> None:
@@ -30,9 +31,11 @@ class Cells:
 
     def view(self, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values of a layer as (rows, H, capacity, D), without copying."""
-        keys, values = self.keys[layer], self.values[layer]
-        shape = (self.rows, self.capacity)
-        return keys.unflatten(1, shape).transpose(0, 1), values.unflatten(1, shape).transpose(0, 1)
+        if layer not in self._views:
+            shape = (self.rows, self.capacity)
+            keys, values = (t[layer].unflatten(1, shape).transpose(0, 1) for t in (self.keys, self.values))
+            self._views[layer] = keys, values
+        return self._views[layer]
 
     def wipe(self, index: Tensor) -> None:
         """Zero these cells, (N,) long, in all layers: a masked cell that holds NaN still spoils what is summed."""
@@ -52,6 +55,7 @@ class Cells:
         source: (rows * capacity,) long.
         """
         self.rows, self.capacity = rows, capacity
+        self._views.clear()
         for tensors in (self.keys, self.values):
             for layer, tensor in tensors.items():
                 tensors[layer] = tensor.index_select(1, source.to(tensor.device, non_blocking=True))
@@ -61,8 +65,8 @@ class Cells:
     def reshape(self, rows: int, capacity: int) -> None:
         """Take new shape, forgetting all content."""
         self.rows, self.capacity = rows, capacity
-        self.keys.clear()
-        self.values.clear()
+        for held in (self.keys, self.values, self._views):
+            held.clear()
         if self.ledger is not None:
             self.ledger.clear(rows * capacity)
 

@@ -112,7 +112,8 @@ class LeftPadded:
         if self.numerics.invariant:
             blocks, order, gathered = self._in_position_order(positions, pads)
         else:
-            blocks, order, gathered = [Block(slice(None), slice(None), columns, pads, end + width)], slice(None), None
+            whole = slice(0, ids.numel())
+            blocks, order, gathered = [Block(slice(None), whole, columns, pads, end + width)], whole, None
         plan = AttentionPlan(blocks, order, self.lm.windows, self._attention, self.numerics)
         logits = self.lm.forward(ids, positions, StepCache(self._cells, cells.flatten(), plan, gathered), kept)
         for feed in feeds:

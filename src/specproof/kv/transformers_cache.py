@@ -35,9 +35,9 @@ class _OfOneForward(Cache):
 class StepCache(_OfOneForward):
     """What a model sees as its cache during one forward: `update` writes into cells and returns all of them.
 
-    index: (b * n,) long, the cell of each token. The keys and values returned are views (rows, H, capacity, D); which
-    of their cells a query may see is the attention plan's business. gathered: None, or (rows, L) long, cells to return
-    instead, copied.
+    index: (N,) long, the cell of each token; tokens behind these are not kept. The keys and values returned are views
+    (rows, H, capacity, D); which of their cells a query may see is the attention plan's business. gathered: None, or
+    (rows, L) long, cells to return instead, copied.
     """
 
     def __init__(self, cells: Cells, index: Tensor, plan: AttentionPlan, gathered: Tensor | None = None) -> None:
@@ -50,7 +50,11 @@ class StepCache(_OfOneForward):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs
     ) -> tuple[Tensor, Tensor]:
-        self.cells.write(layer_idx, self.index, _by_head(key_states), _by_head(value_states))
+        keys, values = _by_head(key_states), _by_head(value_states)
+        count = self.index.shape[0]
+        if count < keys.shape[1]:
+            keys, values = keys.narrow(1, 0, count), values.narrow(1, 0, count)
+        self.cells.write(layer_idx, self.index, keys, values)
         return self.cells.view(layer_idx) if self.gathered is None else self.cells.gather(layer_idx, self.gathered)
 
 
@@ -80,13 +84,8 @@ class RunningStep:
         self._kv = kv
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None, softcap: float | None) -> Tensor:
-        """A single token comes twice: it is written and attended once."""
-        fed, count = query.shape[2], len(self._kv.index)
-        if fed > count:
-            query, key, value = (states[:, :, :count] for states in (query, key, value))
         keys, values = self._kv.update(key, value, self.layer)
-        out = self._kv.plan.attend(self.layer, query, keys, values, scale, softcap)
-        return out if fed == count else out.repeat(1, fed, 1, 1)
+        return self._kv.plan.attend(self.layer, query, keys, values, scale, softcap)
 
 
 def growing_cache() -> DynamicCache:
@@ -111,7 +110,7 @@ def stack_left_padded(caches: Sequence[DynamicCache], lengths: Sequence[int]) ->
 
 def _by_head(states: Tensor) -> Tensor:
     """(b, H, n, D) -> (H, b * n, D), tokens in the order of `ids.flatten()`."""
-    return states[0] if states.shape[0] == 1 else states.transpose(0, 1).flatten(1, 2)
+    return states.squeeze(0) if states.shape[0] == 1 else states.transpose(0, 1).flatten(1, 2)
 
 
 def _attention_forward(

@@ -43,7 +43,8 @@ class Layers:
             raise ConfigError(
                 f"the layers cannot be compiled: they are of {len(set(self._kinds))} kinds, at most {MOST_KINDS} can be"
             )
-        self._code: dict[tuple, Callable[..., Any]] = {}
+        self._firsts = [self._kinds.index(kind) for kind in self._kinds]  # of each layer, the first of its kind
+        self._code: dict[int, Callable[..., Any]] = {}  # by the first layer of a kind
         self.seconds = 0.0
         self._noted: dict[int, tuple[tuple, dict[str, Any]]] | None = None
 
@@ -76,32 +77,40 @@ class Layers:
 
     def run(self, number: int, layer: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
         """One layer; the operators in it work on what is running (see `opaque.during`)."""
-        kind = self._kinds[number]
-        if self._noted is not None and self._kinds.index(kind) == number:
+        first = self._firsts[number]
+        if self._noted is not None and first == number:
             self._noted[number] = args, kwargs
-        if kind not in self._code:
-            self._code[kind] = _compile(layer, args, kwargs)
-        return self._code[kind](layer, args, kwargs)
+        if first not in self._code:
+            self._code[first] = _compile(layer, args, kwargs)
+        return self._code[first](layer, args, kwargs)
 
     def _forward(
         self, running: Running, shape: torch.Size, number: int, layer: nn.Module, *args: Any, **kwargs: Any
     ) -> Any:
         running.layer = number
         kwargs.pop("attention_plan", None)
-        out = self.run(number, layer, _flat(args, shape), {name: _flat(value, shape) for name, value in kwargs.items()})
-        return out if shape[0] == 1 < shape[1] else _unflat(out, shape)
+        if shape[0] == 1 < shape[1]:  # flat as it is
+            kwargs = {name: _unaware(value) for name, value in kwargs.items()}
+            return self.run(number, layer, tuple(map(_unaware, args)), kwargs)
+        kwargs = {name: _flat(value, shape) for name, value in kwargs.items()}
+        return _unflat(self.run(number, layer, _flat(args, shape), kwargs), shape)
+
+
+def _unaware(value: Any) -> Any:
+    """The cache as compiled layers see it: it knows nothing of the step."""
+    return PASSED_ON if isinstance(value, StepCache) else value
 
 
 def _flat(value: Any, shape: torch.Size) -> Any:
-    """What a layer is given, tokens (b, n, ...) as (1, N, ...), with a cache that knows nothing of the step."""
+    """What a layer is given, tokens (b, n, ...) as (1, N, ...)."""
     if isinstance(value, Tensor):
-        if shape[0] == 1 < shape[1] or value.ndim < 2 or value.shape[1] != shape[1]:
+        if value.ndim < 2 or value.shape[1] != shape[1]:
             return value
         value = value.expand(shape[0], *value.shape[1:]).flatten(0, 1)[None]
         return value if value.shape[1] > 1 else value.repeat_interleave(2, dim=1)
     if isinstance(value, tuple | list):
         return type(value)(_flat(part, shape) for part in value)
-    return PASSED_ON if isinstance(value, StepCache) else value
+    return _unaware(value)
 
 
 def _unflat(value: Any, shape: torch.Size) -> Any:

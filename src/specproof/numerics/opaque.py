@@ -7,7 +7,7 @@ have) is that of the forward that is running, so that no step and no layer needs
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -54,17 +54,21 @@ def at_most(block: int | None) -> Iterator[None]:
         _BLOCK.reset(token)
 
 
+# None where this PyTorch has no such operator; then nothing is packed.
+_PRODUCT: Any = getattr(getattr(torch.ops.mkldnn, "_linear_pointwise", None), "default", None)
+
+
 def packed_product(rows: Tensor, weight: Tensor, bias: Tensor | None, outputs: int) -> Tensor:
     """rows: (n, in), weight: packed (outputs, in) -> (n, outputs).
 
     A product gets at least LEAST rows (zeros are added), and at most as many as `at_most` says.
     """
-    count, block = len(rows), _BLOCK.get()
+    count, block = rows.shape[0], _BLOCK.get()
     if block is not None and count > block:
         return torch.cat([packed_product(part, weight, bias, outputs) for part in rows.split(block)])
     if 0 < count < LEAST:
         return packed_product(pad(rows, (0, 0, 0, LEAST - count)), weight, bias, outputs)[:count]
-    return torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
+    return _PRODUCT(rows, weight, bias, "none", [], "")
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, scale: float | None, softcap: float | None) -> Tensor:
