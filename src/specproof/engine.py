@@ -21,7 +21,7 @@ from specproof.kv import LAYOUTS
 from specproof.kv.layout import Feed, Sharing
 from specproof.numerics.choose import choose_numerics
 from specproof.numerics.compilation import measure
-from specproof.pace import Adaptive, Fixed, Pace
+from specproof.pace import Adaptive, Fixed, Outlook, Pace
 from specproof.request import Output, Request
 from specproof.schedulers import SCHEDULERS, Schedule
 from specproof.sequence import Sequence
@@ -176,7 +176,8 @@ class Engine:
         k = self.config.num_draft_tokens
         if self.drafter is None or not k or not any(row.remaining > 1 for row in decode):
             return NO_DRAFTS
-        if not self.pace.asks(len(decode)):
+        decoding = {row.request_id: row.remaining for row in decode}
+        if not self.pace.asks(Outlook(decoding, self.num_unfinished - len(decode))):
             return NO_DRAFTS
         rows = [_draft_row(row, min(k, row.remaining - 1)) for row in decode if row.remaining > 1]
         try:

@@ -17,6 +17,7 @@ from specproof.drafters.drafter import NextDraft
 from specproof.drafters.proposal import Proposal
 from specproof.errors import ConfigError
 from specproof.lm import LM
+from specproof.pace import Outlook
 from specproof.step import StepRecord
 
 SPECULATIVE = [name for name in METHODS if METHODS[name].drafts]
@@ -30,7 +31,7 @@ class Random:
         self._random = random.Random(seed)
         self.decisions = 0
 
-    def asks(self, num_rows: int) -> bool:
+    def asks(self, outlook: Outlook) -> bool:
         self.decisions += 1
         return self._random.random() < 0.8
 

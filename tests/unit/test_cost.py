@@ -80,3 +80,15 @@ def test_it_says_what_it_knows_and_forgets_what_it_never_sees_again():
     for _ in range(FORGET + 2):
         cost.learn(8, 0.05)
     assert not cost.knows(100, 1)
+
+
+def test_beyond_what_was_measured_prices_grow_like_the_last_doubling_but_hopefully_if_there_was_none():
+    assert learnt(tokens=(8,))(16) == pytest.approx(price(8) * 2**0.3)
+    steep = Cost()
+    for n in (4, 8, 16):
+        steep.learn(n, 0.01 * n**0.7)
+    assert steep(32) == pytest.approx(0.01 * 32**0.7)
+    flat = Cost()
+    for n in (4, 8, 16):
+        flat.learn(n, 0.01)
+    assert flat(32) == pytest.approx(0.01 * 2**0.3)

@@ -18,15 +18,15 @@ CHANCES = st.lists(st.floats(0.01, 1.0), max_size=3)
     margin=st.sampled_from([1.0, 1.02, 1.5]),
 )
 def test_no_other_lengths_give_more_tokens_per_second_whatever_the_price_list(rows, prices, margin):
-    reach = [[_product(chances[: j + 1]) for j in range(len(chances))] for chances in rows]
+    gains = [[_product(chances[: j + 1]) for j in range(len(chances))] for chances in rows]
 
     def rate(lengths):
-        gain = sum(sum(chances[:length]) for chances, length in zip(reach, lengths, strict=True))
+        gain = sum(sum(chances[:length]) for chances, length in zip(gains, lengths, strict=True))
         return (len(rows) + gain) / prices[sum(lengths)]
 
-    lengths = plan_drafts(reach, lambda n: prices[n], len(rows), margin)
+    lengths = plan_drafts(gains, lambda n: prices[n], len(rows), margin)
 
-    best = max(rate(other) for other in product(*(range(len(chances) + 1) for chances in reach)))
+    best = max(rate(other) for other in product(*(range(len(chances) + 1) for chances in gains)))
     nothing = rate([0] * len(rows))
     if best > 1.000001 * margin * nothing:
         assert rate(lengths) == pytest.approx(best, rel=1e-9)
@@ -42,10 +42,10 @@ def _product(chances):
 
 
 def test_a_dearer_draft_is_left_out_and_a_free_one_is_taken():
-    reach = [[0.9, 0.8], [0.3]]
-    assert plan_drafts(reach, lambda n: 1.0, 2) == [2, 1]
-    assert plan_drafts(reach, lambda n: 1.0 + 0.3 * n, 2) == [2, 0]
-    assert plan_drafts(reach, lambda n: 1.0 + n, 2) == [0, 0]
+    gains = [[0.9, 0.8], [0.3]]
+    assert plan_drafts(gains, lambda n: 1.0, 2) == [2, 1]
+    assert plan_drafts(gains, lambda n: 1.0 + 0.3 * n, 2) == [2, 0]
+    assert plan_drafts(gains, lambda n: 1.0 + n, 2) == [0, 0]
 
 
 def test_a_price_that_jumps_once_is_paid_where_enough_drafts_follow():

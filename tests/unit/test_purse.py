@@ -4,13 +4,22 @@ from specproof.drafters import Confidence, DraftRow
 from specproof.drafters.drafter import NextDraft
 from specproof.pace.chances import Chances
 from specproof.pace.cost import Cost
-from specproof.pace.purse import CREDIT, MOST, SHARE, START, Purse
+from specproof.pace.purse import CREDIT, FIRST, MOST, SHARE, START, Purse
 from specproof.pace.rounds import THIN, Rounds
 from specproof.step import RowStep
 
 
+WORTHS = {f"row{i}": 1.0 for i in range(4)}
+
+
+def opened():
+    purse = Purse()
+    purse.open(10_000)
+    return purse
+
+
 def test_losses_are_bounded_by_the_start_and_a_share_of_the_time():
-    purse, lost = Purse(), 0.0
+    purse, lost = opened(), 0.0
     for _ in range(10_000):
         if purse.has():
             purse.book(-0.5)
@@ -20,7 +29,7 @@ def test_losses_are_bounded_by_the_start_and_a_share_of_the_time():
 
 
 def test_what_was_won_counts_up_to_a_limit_only():
-    purse = Purse()
+    purse = opened()
     purse.book(1000)
     assert purse.balance == MOST
     purse.book(-MOST)
@@ -28,7 +37,7 @@ def test_what_was_won_counts_up_to_a_limit_only():
 
 
 def test_a_loan_must_come_back_within_some_steps():
-    purse = Purse()
+    purse = opened()
     assert purse.lend(CREDIT)
     assert not purse.lend(0.1), "no more than CREDIT at a time"
     purse.book(-START - CREDIT + 0.5)
@@ -39,13 +48,22 @@ def test_a_loan_must_come_back_within_some_steps():
     assert purse.lend(CREDIT / 2)
 
 
+def test_what_it_opens_with_is_a_part_of_the_work_that_is_foreseen():
+    assert not Purse().has()
+    short = Purse()
+    short.open(50)
+    short.open(5000)
+    assert short.balance == FIRST * 50
+    assert opened().balance == START
+
+
 def rounds(price=lambda n: 0.05 + 0.002 * n):
     """Of four rows; a clock that only the test moves."""
     clock, cost, chances = [0.0], Cost(), Chances()
     for n in (4, 4, 8, 8, 16, 32):
         cost.learn(n, price(n))
-    made = Rounds(cost, chances, Purse(), lambda: clock[0])
-    made.begin(4)
+    made = Rounds(cost, chances, opened(), lambda: clock[0])
+    made.begin(WORTHS)
     return made, chances, clock
 
 
@@ -66,7 +84,7 @@ def test_a_model_of_which_nothing_is_known_tries_the_row_that_has_least_to_read(
     assert made.go_on(nexts([50, 20, 1, 30])) == [False, False, True, False]
     assert made.explores
     learn(chances, True, int(THIN) + 1)
-    made.begin(4)
+    made.begin(WORTHS)
     assert made.go_on(nexts([1, 1, 2, 1])) == [True] * 4
     assert not made.explores
 
@@ -79,11 +97,11 @@ def test_a_model_that_is_wrong_or_dear_is_not_asked_on():
     learn(chances, True, 50)
     assert made.go_on(nexts([1] * 4)) == [True] * 4
     for _ in range(4):  # each round takes as long as four steps
-        made.begin(4)
+        made.begin(WORTHS)
         made.go_on(nexts([1] * 4))
         clock[0] += 0.2
         made.end_round()
-    made.begin(4)
+    made.begin(WORTHS)
     assert made.go_on(nexts([1] * 4)) == [False] * 4
 
 
@@ -92,7 +110,7 @@ def test_reading_is_charged_over_what_a_row_still_has_to_emit():
     learn(chances, True, 50)
     made.prefilled(256, 1.0)
     assert made.go_on(nexts([1, 1, 1, 40], remaining=200)) == [True] * 4
-    made.begin(4)
+    made.begin(WORTHS)
     assert made.go_on(nexts([1, 1, 1, 40], remaining=2)) == [True, True, True, False]
 
 

@@ -7,9 +7,11 @@ from specproof.drafters.drafter import Confidence
 from specproof.drafters.proposal import Proposal
 from specproof.pace.chances import Chances
 from specproof.pace.cost import Cost
+from specproof.pace.outlook import Outlook
 from specproof.pace.plan import plan_drafts
 from specproof.pace.purse import Purse
 from specproof.pace.rounds import Rounds
+from specproof.pace.worth import Worth
 from specproof.step import StepRecord
 
 MARGIN = 1.02  # a smaller gain cannot be told from noise
@@ -30,29 +32,37 @@ class Adaptive:
         self._cost = Cost()
         self._chances = Chances()
         self._purse = Purse()
+        self._worth = Worth(self._cost)
         self._rounds = Rounds(self._cost, self._chances, self._purse, clock)
         self.go_on = self._rounds.go_on
-        self._num_rows = 0
+        self._worths: dict[str, float] = {}  # of a token, by row that decodes; 1 on average
         self._began = 0.0
         self._asked = False
         self._confidence: dict[str, Confidence] = {}
 
-    def asks(self, num_rows: int) -> bool:
-        self._num_rows, self._began = num_rows, self._clock()
-        self._rounds.begin(num_rows)
+    def asks(self, outlook: Outlook) -> bool:
+        self._began, num_rows = self._clock(), len(outlook.decoding)
+        self._purse.open(outlook.steps)
         self._asked = self._cost.knows(num_rows, KNOWN) and self._cost.age(num_rows) < REFRESH and self._purse.has()
+        if self._asked:
+            self._worths = self._worth(outlook)
+            self._rounds.begin(self._worths)
         return self._asked
 
     def cut(self, proposal: Proposal) -> Proposal:
         self._rounds.end_round()
         self._confidence = {row: proposal.confidence.get(row, UNKNOWN) for row in proposal.counts}
         reach = [self._chances.reach(row, self._confidence[row], count) for row, count in proposal.counts.items()]
-        spent = self._clock() - self._began
-        lengths = plan_drafts(reach, lambda n: spent + self._cost(self._num_rows + n), self._num_rows, margin=MARGIN)
+        gains = [
+            [self._worths[row] * chance for chance in chances]
+            for row, chances in zip(proposal.counts, reach, strict=True)
+        ]
+        spent, rows = self._clock() - self._began, len(self._worths)
+        lengths = plan_drafts(gains, lambda n: spent + self._cost(rows + n), sum(self._worths.values()), MARGIN)
         if self._rounds.explores:  # an unverified draft would teach nothing
             lengths = [max(length, min(1, len(chances))) for length, chances in zip(lengths, reach, strict=True)]
         expected = sum(sum(chances[:length]) for chances, length in zip(reach, lengths, strict=True))
-        price = spent + self._cost(self._num_rows + sum(lengths)) - self._cost(self._num_rows)
+        price = spent + self._cost(rows + sum(lengths)) - self._cost(rows)
         return proposal.cut(dict(zip(proposal.counts, lengths, strict=True)), expected, price)
 
     def __call__(self, record: StepRecord) -> None:
@@ -60,6 +70,7 @@ class Adaptive:
             if step.drafted:
                 self._chances.learn(step, self._confidence[step.request_id])
         self._chances.end_step([output.request_id for output in record.finished])
+        self._worth.learn(record)
         seconds = record.seconds - record.draft_seconds
         read = sum(chunk.length for chunk in record.prefilled)
         if read:
@@ -70,8 +81,8 @@ class Adaptive:
             self._cost.learn(record.num_tokens, seconds)
         plain = self._cost(len(record.rows))
         if self._asked and not read:
-            emitted = sum(len(step.emitted) for step in record.rows)
-            self._purse.book(emitted / len(record.rows) - record.seconds / plain)
+            won = sum(self._worths[step.request_id] * len(step.emitted) for step in record.rows)
+            self._purse.book(won / sum(self._worths.values()) - record.seconds / plain)
         if self._cost.knows(len(record.rows), 1):
             self._purse.pass_time(record.seconds / plain)
         self._asked = False

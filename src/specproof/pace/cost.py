@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections import deque
-from math import inf
+from math import inf, log2
 from statistics import median
 
 WINDOW = 25  # measurements kept for each number of tokens
@@ -17,7 +17,8 @@ class Cost:
     """seconds(n) = level * shape(n). The level follows what makes all forwards slower alike: longer rows, a busy
     machine. The shape is what plans depend on: a median of measurements relative to the level of their time.
 
-    Between measured numbers it is interpolated, outside of them it grows with the power `EXPONENT`.
+    Between measured numbers it is interpolated. Outside of them it grows with the power `EXPONENT`, or like the last
+    doubling that was measured, if that grew faster.
     """
 
     def __init__(self) -> None:
@@ -66,10 +67,17 @@ class Cost:
         at = bisect_left(self._tokens, tokens)
         if at == 0 or at == len(self._tokens):
             nearest = self._tokens[min(at, len(self._tokens) - 1)]
-            return self._level * self._shape[nearest] * (tokens / nearest) ** EXPONENT
+            exponent = self._last_exponent() if at else EXPONENT
+            return self._level * self._shape[nearest] * (tokens / nearest) ** exponent
         low, high = self._tokens[at - 1], self._tokens[at]
         share = (tokens - low) / (high - low)
         return self._level * ((1 - share) * self._shape[low] + share * self._shape[high])
+
+    def _last_exponent(self) -> float:
+        most = self._tokens[-1]
+        if most < 2 * self._tokens[0]:
+            return EXPONENT
+        return min(1.0, max(EXPONENT, log2(self(most) / self(most // 2))))
 
 
 def _rounded(tokens: int) -> int:

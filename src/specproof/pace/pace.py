@@ -4,6 +4,7 @@ from typing import Protocol
 
 from specproof.drafters.drafter import GoOn
 from specproof.drafters.proposal import Proposal
+from specproof.pace.outlook import Outlook
 from specproof.step import StepRecord
 
 
@@ -15,8 +16,8 @@ class Pace(Protocol):
 
     go_on: GoOn | None
 
-    def asks(self, num_rows: int) -> bool:
-        """Whether this step drafts at all; num_rows: rows that decode."""
+    def asks(self, outlook: Outlook) -> bool:
+        """Whether this step drafts at all."""
         ...
 
     def cut(self, proposal: Proposal) -> Proposal:
@@ -33,7 +34,7 @@ class Fixed:
 
     go_on = None
 
-    def asks(self, num_rows: int) -> bool:
+    def asks(self, outlook: Outlook) -> bool:
         return True
 
     def cut(self, proposal: Proposal) -> Proposal:

@@ -1,7 +1,8 @@
 """What trying drafts may cost: one part in two hundred of the time, and what drafts saved before."""
 
 SHARE = 0.005  # of all time
-START = 3.0  # steps
+FIRST = 0.01  # of the steps that are foreseen, to begin with
+START = 2.0  # steps, at most, to begin with
 MOST = 5.0
 CREDIT = 5.0  # steps lent at most
 KEPT = 0.97  # share of a loan that may stand for another step
@@ -10,14 +11,19 @@ KEPT = 0.97  # share of a loan that may stand for another step
 class Purse:
     """A balance in steps without drafts. At zero nothing is drafted until the time share has filled it again.
 
-    Estimates may be wrong; this bounds what that costs: beyond START and CREDIT, all drafting together loses at most
-    SHARE of the time (and MOST of what it won earlier). What a model must read before it can draft is lent: it must
+    Estimates may be wrong; this bounds what that costs: beyond what it opens with and CREDIT, all drafting together
+    loses at most SHARE of the time (and MOST of what it won earlier). What a model must read before it can draft is lent: it must
     come back in the steps that follow, some thirty of them.
     """
 
     def __init__(self) -> None:
-        self.balance = START
-        self._lent = 0.0
+        self.balance = self._lent = 0.0
+        self._opened = False
+
+    def open(self, steps: float) -> None:
+        """Something to begin with, of a run of so many steps; later calls change nothing."""
+        if not self._opened:
+            self.balance, self._opened = min(START, FIRST * steps), True
 
     def pass_time(self, steps: float) -> None:
         """Time went by that `steps` steps without drafts would have taken."""

@@ -1,6 +1,6 @@
 """Drafting token by token with a model: which rows draft on, decided before each round."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from specproof.drafters.drafter import NextDraft
 from specproof.pace.chances import Chances
@@ -12,7 +12,7 @@ THIN = 6.0  # first drafts judged, below which only one row tries
 TRUSTED = 3  # rounds measured before their price is believed
 SHARE = 0.3  # until then: of what the target takes for as many tokens
 LITTLE = 16  # tokens of catching up in a round that count as part of it
-WORTH = 1.1  # what the rate must rise by in a step in which rows read
+RISE = 1.1  # what the rate must rise by in a step in which rows read
 STEPS = 0.5  # steps expected per token that a row may still emit
 
 
@@ -29,12 +29,12 @@ class Rounds:
         self._price = Cost()
         self._reading: float | None = None  # seconds per token
         self._prefill = 0.0  # the same of the target
-        self.begin(0)
+        self.begin({})
 
-    def begin(self, num_rows: int) -> None:
-        """A step begins; num_rows: rows that decode."""
+    def begin(self, worths: Mapping[str, float]) -> None:
+        """A step begins. worths: of a token of each row that decodes."""
         self.explores = False
-        self._num_rows, self._num_drafts = num_rows, 0
+        self._worths, self._num_rows, self._num_drafts = worths, len(worths), 0
         self._gains: dict[str, float] = {}
         self._began = self._clock()
         self._round: tuple[float, int, int] | None = None  # when it began, rows, tokens
@@ -69,8 +69,8 @@ class Rounds:
             lengths = plan_drafts(
                 [[gain] if gain > 0 else [] for gain in gains],
                 lambda n: spent + self._seconds(n) + self._target(self._num_rows + self._num_drafts + n),
-                self._num_rows + sum(self._gains.values()),
-                margin=WORTH if any(ahead.unread > LITTLE for ahead in nexts) else 1.0,
+                sum(self._worths.values()) + sum(self._gains.values()),
+                margin=RISE if any(ahead.unread > LITTLE for ahead in nexts) else 1.0,
             )
             chosen = self._affordable(nexts, [length > 0 for length in lengths])
         going = [(ahead, gain) for ahead, gain, goes in zip(nexts, gains, chosen, strict=True) if goes]
@@ -83,9 +83,10 @@ class Rounds:
         return chosen
 
     def _gain(self, ahead: NextDraft) -> float:
-        """Tokens that the next draft should bring, less the reading that it needs first."""
-        reach = self._chances.reach(ahead.row.request_id, ahead.confidence, ahead.num_drafts)
-        gain = (reach[-1] if reach else 1.0) * self._chances.next(ahead.row.request_id, ahead)
+        """What the next draft should bring, less the reading that it needs first."""
+        row = ahead.row.request_id
+        reach = self._chances.reach(row, ahead.confidence, ahead.num_drafts)
+        gain = self._worths[row] * (reach[-1] if reach else 1.0) * self._chances.next(row, ahead)
         charge = min(1.0, 1 / (STEPS * max(1, ahead.row.remaining)))
         return gain - charge * self._read_seconds(ahead.unread) * self._num_rows / self._target(self._num_rows)
 
