@@ -8,7 +8,6 @@ from specproof.pace.purse import CREDIT, FIRST, MOST, SHARE, START, Purse
 from specproof.pace.rounds import THIN, Rounds
 from specproof.step import RowStep
 
-
 WORTHS = {f"row{i}": 1.0 for i in range(4)}
 
 

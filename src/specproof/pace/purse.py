@@ -12,8 +12,8 @@ class Purse:
     """A balance in steps without drafts. At zero nothing is drafted until the time share has filled it again.
 
     Estimates may be wrong; this bounds what that costs: beyond what it opens with and CREDIT, all drafting together
-    loses at most SHARE of the time (and MOST of what it won earlier). What a model must read before it can draft is lent: it must
-    come back in the steps that follow, some thirty of them.
+    loses at most SHARE of the time (and MOST of what it won earlier). What a model must read before it can draft is
+    lent: it must come back in the steps that follow, some thirty of them.
     """
 
     def __init__(self) -> None:

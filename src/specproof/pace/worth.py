@@ -1,6 +1,6 @@
 """What a token is worth by its row: how much sooner all is done for it. The same for all rows while others wait."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
