@@ -18,7 +18,7 @@ class Ban:
 
 NO_CHOICE = -1  # among logits that are not numbers
 
-_MINUS_INFINITY = {torch.bfloat16: 0xFF80, torch.float16: 0xFC00}  # its bits
+_INFINITY = {torch.bfloat16: 0x7F80, torch.float16: 0x7C00}  # its bits
 
 
 def choose(logits: Tensor, bans: Sequence[Ban] = ()) -> Tensor:
@@ -30,22 +30,29 @@ def choose(logits: Tensor, bans: Sequence[Ban] = ()) -> Tensor:
         rows = torch.tensor([ban.row for ban in bans for _ in ban.ids], dtype=torch.long, device=logits.device)
         ids = torch.tensor([i for ban in bans for i in ban.ids], dtype=torch.long, device=logits.device)
         logits = logits.index_put((rows, ids), logits.new_tensor(-torch.inf))
-    found = _host_argmax(logits.detach()) if logits.device.type == "cpu" else logits.argmax(-1)
+    return _on_host(logits.detach()) if logits.device.type == "cpu" else _anywhere(logits)
+
+
+def _anywhere(logits: Tensor) -> Tensor:
+    found = logits.argmax(-1)
     return found.masked_fill(logits.gather(-1, found[:, None])[:, 0].isnan(), NO_CHOICE)  # NaN counts as the largest
 
 
-def _host_argmax(logits: Tensor) -> Tensor:
-    """`logits.argmax(-1)`; NumPy's is vectorised and up to 200 times as fast as PyTorch's on a CPU (2.13, AVX-512).
-
-    Both find a NaN where there is one.
-    """
-    if logits.dtype not in _MINUS_INFINITY:
-        return torch.from_numpy(logits.numpy().argmax(-1))
-    # As integers, the bits of positive halves are in the order of their values, above those of all negative ones; as
-    # integers without a sign, those of negative NaNs are above those of minus infinity.
-    bits = logits.contiguous().view(torch.int16).numpy()
-    found = bits.argmax(-1, keepdims=True)
-    negative_nan = bits.view(np.uint16).max(initial=0) > _MINUS_INFINITY[logits.dtype]
-    if (np.take_along_axis(bits, found, -1) > 0).all() and not negative_nan:
-        return torch.from_numpy(found[..., 0])
-    return logits.argmax(-1)
+def _on_host(logits: Tensor) -> Tensor:
+    """The same; NumPy's argmax is vectorised and up to 200 times as fast as PyTorch's on a CPU (2.13, AVX-512)."""
+    every = np.arange(len(logits))
+    if logits.dtype not in _INFINITY:
+        values = logits.numpy()
+        found = values.argmax(-1)
+        return torch.from_numpy(np.where(np.isnan(values[every, found]), NO_CHOICE, found))
+    # As integers, the bits of positive halves are in the order of their values, above those of all negative ones, which
+    # are in reverse order. NaN lies behind the infinity of its sign.
+    infinity, bits = _INFINITY[logits.dtype], logits.contiguous().view(torch.int16).numpy()
+    found = bits.argmax(-1)
+    best = bits[every, found]
+    if not best.all():  # zeros of both signs are equal
+        return _anywhere(logits)
+    if (best < 0).any():
+        found = np.where(best < 0, bits.argmin(-1), found)
+    not_numbers = (best > infinity) | (bits.view(np.uint16).max(-1) > infinity + 0x8000)
+    return torch.from_numpy(np.where(not_numbers, NO_CHOICE, found))

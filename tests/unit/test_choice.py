@@ -53,6 +53,8 @@ def test_the_two_zeros_are_equal(dtype):
         1,
         1,
     ]
+    mixed = torch.tensor([[-3.0, -2.0, -2.0], [-1.0, -0.0, 0.0], [5.0, 0.0, 5.0]], dtype=dtype)
+    assert choose(mixed).tolist() == [1, 1, 0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])

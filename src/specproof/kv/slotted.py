@@ -8,7 +8,7 @@ The forward is flat: (1, N), the tokens of one row after another, each row as ma
 """
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -69,126 +69,149 @@ class Slotted:
     def forward(self, feeds: Sequence[Feed], device_ids: Tensor | None = None) -> Tensor:
         self.slots.reserve({feed.row: self.numerics.key_length(feed.end) for feed in feeds})
         capacity = self.slots.cells.capacity
-        slots = np.array([self.slots.slot(feed.row) for feed in feeds])
-        lengths = np.array([feed.length for feed in feeds])
-        starts = np.array([feed.start for feed in feeds])
+        slots = [self.slots.slot(feed.row) for feed in feeds]
         in_order = _in_order(feeds, slots)
         self._rows = [feeds[i].row for i in in_order]
-        ends = np.empty_like(lengths)  # of each feed among the N tokens
-        ends[in_order] = np.cumsum(lengths[in_order])
-        offsets = ends - lengths
-        row_of = np.repeat(in_order, lengths[in_order])
-        positions = np.arange(len(row_of)) - (offsets - starts)[row_of]
-        ids = np.array([t for i in in_order for t in (*feeds[i].tokens, *(0,) * feeds[i].num_device)])
-        logits_at = _last(ends, np.array([feed.num_logits for feed in feeds]))
-        device_at = _last(ends, np.array([feed.num_device for feed in feeds]))
-        blocks = [
-            _block(slots[g], np.minimum(lengths[g] - skip, most), starts[g] + skip, offsets[g] + skip, self.numerics)
-            for g, skip, most in _groups(feeds, lengths, in_order, self.numerics.block)
+        ids: list[int] = []
+        positions: list[int] = []
+        cells: list[int] = []
+        offsets = [0] * len(feeds)  # of each feed among the N tokens
+        for i in in_order:
+            feed, first = feeds[i], slots[i] * capacity
+            offsets[i] = len(ids)
+            ids += [*feed.tokens, *(0,) * feed.num_device]
+            positions += range(feed.start, feed.end)
+            cells += range(first + feed.start, first + feed.end)
+        logits_at = _last(offsets, feeds, [feed.num_logits for feed in feeds])
+        device_at = _last(offsets, feeds, [feed.num_device for feed in feeds])
+        parts = [
+            Part(slot, offset, feed.start, feed.length, feed.num_logits > 0)
+            for slot, offset, feed in zip(slots, offsets, feeds, strict=True)
         ]
-        order = _order(blocks, len(row_of))
+        laid = [_lay_out(group) for group in _groups([parts[i] for i in in_order], self.numerics.block)]
+        order = _order(laid, len(ids))
 
-        device = self.lm.device
-        arrays = [ids, positions, slots[row_of] * capacity + positions, logits_at, device_at, order]
-        arrays += [array for block in blocks for array in (block["queries"], block["columns"], block["rows"])]
-        ids, positions, cells, logits_at, device_at, on_device, *of_blocks = to_device(device, *arrays)
+        indices = [order, *(part for block in laid for part in (block.rows, block.queries))]
+        runs = [_run(part) for part in indices]
+        lists: list[Any] = [ids, positions, cells, logits_at, device_at, *(block.columns for block in laid)]
+        lists += [part for part, run in zip(indices, runs, strict=True) if run is None]
+        sent = iter(to_device(self.lm.device, *(np.array(part, dtype=int) for part in lists)))
+        given, places, index, wanted, to_fill = (next(sent) for _ in range(5))
+        columns = [next(sent) for _ in laid]
+        whole, *of_blocks = (next(sent) if run is None else run for run in runs)
         if device_ids is not None:
-            ids.index_copy_(0, device_at, device_ids)
-        plan = AttentionPlan(
-            blocks=[
-                Block(
-                    rows=block["span"] or of_blocks[3 * i + 2],
-                    queries=block["run"] or of_blocks[3 * i],
-                    columns=of_blocks[3 * i + 1],
-                    first=None,
-                    length=block["length"],
-                )
-                for i, block in enumerate(blocks)
-            ],
-            order=_run(order) or on_device,
-            windows=self.lm.windows,
-            kind=self._attention,
-            numerics=self.numerics,
-        )
-        kv = StepCache(self.slots.cells, cells, plan)
-        return self.lm.forward(ids[None], positions[None], kv, logits_at)[0]
+            given.index_copy_(0, to_fill, device_ids)
+        blocks = [
+            Block(rows, queries, of_block, None, self.numerics.key_length(block.end))
+            for block, of_block, rows, queries in zip(laid, columns, of_blocks[::2], of_blocks[1::2], strict=True)
+        ]
+        plan = AttentionPlan(blocks, whole, self.lm.windows, self._attention, self.numerics)
+        kv = StepCache(self.slots.cells, index, plan)
+        return self.lm.forward(given[None], places[None], kv, wanted)[0]
 
 
-def _last(ends: np.ndarray, counts: np.ndarray) -> np.ndarray:
+class Part(NamedTuple):
+    """Tokens of one row that are attended together: `length` of the N from `offset` on, at positions from `start` on.
+
+    emits: whether they are no chunk of a prompt.
+    """
+
+    slot: int
+    offset: int
+    start: int
+    length: int
+    emits: bool
+
+
+class Laid(NamedTuple):
+    """Parts laid out as (R, m); see `Block`. end: the highest position, plus one.
+
+    tokens, results: which of the N tokens lies where among the block's R * m results, without repeated ones.
+    """
+
+    rows: list[int]
+    queries: list[int]
+    columns: list[list[int]]
+    end: int
+    tokens: list[int]
+    results: list[int]
+
+
+def _last(offsets: Sequence[int], feeds: Sequence[Feed], counts: Sequence[int]) -> list[int]:
     """Indices of the last `counts[i]` tokens of each feed."""
-    total = int(counts.sum())
-    within = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
-    return np.repeat(ends - counts, counts) + within
+    return [
+        at
+        for offset, feed, count in zip(offsets, feeds, counts, strict=True)
+        for at in range(offset + feed.length - count, offset + feed.length)
+    ]
 
 
-def _in_order(feeds: Sequence[Feed], slots: np.ndarray) -> np.ndarray:
+def _in_order(feeds: Sequence[Feed], slots: Sequence[int]) -> list[int]:
     """In which order the feeds' tokens go through the model: rows that emit by their slots, then chunks of prompts.
 
     So what is attended together mostly lies together, and needs no copy.
     """
-    return np.array(sorted(range(len(feeds)), key=lambda i: (not feeds[i].num_logits, slots[i])))
+    return sorted(range(len(feeds)), key=lambda i: (not feeds[i].num_logits, slots[i]))
 
 
-def _run(index: np.ndarray) -> slice | None:
+def _run(index: list[int]) -> slice | None:
     """The slice that an index stands for; None if it is none."""
-    first, last = int(index[0]), int(index[-1])
-    return slice(first, last + 1) if np.array_equal(index, np.arange(first, last + 1)) else None
+    run = range(index[0], index[-1] + 1)
+    return slice(run.start, run.stop) if index == list(run) else None
 
 
-def _groups(
-    feeds: Sequence[Feed], lengths: np.ndarray, in_order: np.ndarray, most: int | None
-) -> Iterator[tuple[np.ndarray, int, int]]:
-    """Feeds attended together, tokens to skip of each, and at most how many to take.
+def _groups(parts: Sequence[Part], most: int | None) -> Iterator[list[Part]]:
+    """What is attended together, at most `most` tokens of a row.
 
-    All feeds that emit are one group, or two (see `_alike`), each chunk of a prompt another (lengths differ widely).
+    All rows that emit are one group, or two (see `_alike`), each chunk of a prompt another (lengths differ widely).
     """
-    decode = np.array([i for i in in_order if feeds[i].num_logits], dtype=int)
-    chunks = [np.array([i]) for i in in_order if not feeds[i].num_logits]
-    for group in [*_alike(decode, lengths), *chunks]:
-        longest = int(lengths[group].max())
-        for skip in range(0, longest, most or longest):
-            yield group[lengths[group] > skip], skip, most or longest
+    emitting, chunks = [part for part in parts if part.emits], [[part] for part in parts if not part.emits]
+    for group in [*_alike(emitting), *chunks]:
+        longest = max(part.length for part in group)
+        width = most or longest
+        for skip in range(0, longest, width):
+            yield [
+                Part(slot, offset + skip, start + skip, min(length - skip, width), emits)
+                for slot, offset, start, length, emits in group
+                if length > skip
+            ]
 
 
-def _alike(decode: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
+def _alike(parts: list[Part]) -> list[list[Part]]:
     """Rows that emit: together, or those with one token apart where repeated queries would be most of the work."""
-    counts = lengths[decode]
-    if len(decode) and len(decode) * counts.max() > 2 * counts.sum():
-        return [group for group in (decode[counts == 1], decode[counts > 1]) if len(group)]
-    return [decode] if len(decode) else []
+    counts = [part.length for part in parts]
+    if parts and len(parts) * max(counts) > 2 * sum(counts):
+        groups = [part for part in parts if part.length == 1], [part for part in parts if part.length > 1]
+        return [group for group in groups if group]
+    return [parts] if parts else []
 
 
-def _block(slots: np.ndarray, lengths: np.ndarray, starts: np.ndarray, offsets: np.ndarray, numerics: Numerics) -> dict:
-    """Lay a group's queries out as (R, m). Rows of the span between its slots are taken along if that saves copying.
-
-    tokens, results: which of the N tokens lies where among the block's R * m results, without repeated ones.
-    """
-    low, high, m = int(slots.min()), int(slots.max()) + 1, int(lengths.max())
+def _lay_out(parts: Sequence[Part]) -> Laid:
+    """Rows of the span between the slots are taken along if that saves copying."""
+    slots, m = [part.slot for part in parts], max(part.length for part in parts)
+    low, high = min(slots), max(slots) + 1
     spans = 2 * len(slots) >= high - low
-    rows = np.arange(low, high) if spans else slots
-    at = slots - low if spans else np.arange(len(slots))
-    within = np.minimum(np.arange(m), (lengths - 1)[:, None])  # short rows repeat their last query
-    queries = np.zeros((len(rows), m), dtype=int)
-    columns = np.zeros((len(rows), m), dtype=int)
-    queries[at] = offsets[:, None] + within
-    columns[at] = starts[:, None] + within
-    own = np.arange(m) < lengths[:, None]
-    return {
-        "rows": rows,
-        "span": slice(low, high) if spans else None,
-        "queries": queries.ravel(),
-        "run": _run(queries.ravel()),
-        "columns": columns,
-        "length": numerics.key_length(int((starts + lengths).max())),
-        "tokens": queries[at][own],
-        "results": (at[:, None] * m + np.arange(m))[own],
-    }
+    rows = list(range(low, high)) if spans else slots
+    queries, columns = [[0] * m] * len(rows), [[0] * m] * len(rows)
+    tokens: list[int] = []
+    results: list[int] = []
+    for number, part in enumerate(parts):
+        at = part.slot - low if spans else number
+        more = m - part.length  # short rows repeat their last query
+        last = part.length - 1
+        queries[at] = [*range(part.offset, part.offset + part.length), *(part.offset + last,) * more]
+        columns[at] = [*range(part.start, part.start + part.length), *(part.start + last,) * more]
+        tokens += range(part.offset, part.offset + part.length)
+        results += range(at * m, at * m + part.length)
+    end = max(part.start + part.length for part in parts)
+    return Laid(rows, [query for row in queries for query in row], columns, end, tokens, results)
 
 
-def _order(blocks: Sequence[dict], count: int) -> np.ndarray:
+def _order(laid: Sequence[Laid], count: int) -> list[int]:
     """(N,): where each token lies among the blocks' results."""
-    order, base = np.zeros(count, dtype=int), 0
-    for block in blocks:
-        order[block["tokens"]] = base + block["results"]
-        base += block["queries"].size
+    order, base = [0] * count, 0
+    for block in laid:
+        for token, result in zip(block.tokens, block.results, strict=True):
+            order[token] = base + result
+        base += len(block.queries)
     return order
