@@ -52,7 +52,7 @@ class StepCache(_OfOneForward):
     ) -> tuple[Tensor, Tensor]:
         keys, values = _by_head(key_states), _by_head(value_states)
         count = self.index.shape[0]
-        if count < keys.shape[1]:
+        if key_states.shape[0] == 1 and count < keys.shape[1]:
             keys, values = keys.narrow(1, 0, count), values.narrow(1, 0, count)
         self.cells.write(layer_idx, self.index, keys, values)
         return self.cells.view(layer_idx) if self.gathered is None else self.cells.gather(layer_idx, self.gathered)
