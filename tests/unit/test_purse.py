@@ -4,7 +4,7 @@ from specproof.drafters import Confidence, DraftRow
 from specproof.drafters.drafter import NextDraft
 from specproof.pace.chances import Chances
 from specproof.pace.cost import Cost
-from specproof.pace.purse import CREDIT, FIRST, MOST, SHARE, START, Purse
+from specproof.pace.purse import CREDIT, FIRST, LOAN, MOST, SHARE, START, Purse
 from specproof.pace.rounds import THIN, Rounds
 from specproof.step import RowStep
 
@@ -13,7 +13,7 @@ WORTHS = {f"row{i}": 1.0 for i in range(4)}
 
 def opened():
     purse = Purse()
-    purse.open(10_000)
+    purse.open(10_000, 1)
     return purse
 
 
@@ -37,22 +37,24 @@ def test_what_was_won_counts_up_to_a_limit_only():
 
 def test_a_loan_must_come_back_within_some_steps():
     purse = opened()
-    assert purse.lend(CREDIT)
-    assert not purse.lend(0.1), "no more than CREDIT at a time"
-    purse.book(-START - CREDIT + 0.5)
+    assert purse.credit == CREDIT
+    assert purse.lend(purse.credit)
+    assert not purse.lend(0.1), "no more than its credit at a time"
+    purse.book(-START - purse.credit + 0.5)
     assert purse.has(), "what was lent may be owed for a while"
-    for _ in range(60):
+    for _ in range(120):
         purse.pass_time(1.0)
     assert not purse.has()
-    assert purse.lend(CREDIT / 2)
+    assert purse.lend(purse.credit / 2)
 
 
 def test_what_it_opens_with_is_a_part_of_the_work_that_is_foreseen():
     assert not Purse().has()
     short = Purse()
-    short.open(50)
-    short.open(5000)
-    assert short.balance == FIRST * 50
+    short.open(50, 2)
+    short.open(5000, 2)
+    assert short.balance == FIRST * 50 / 2
+    assert short.credit == LOAN * 50 / 2
     assert opened().balance == START
 
 

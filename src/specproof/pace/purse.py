@@ -1,29 +1,30 @@
 """What trying drafts may cost: one part in two hundred of the time, and what drafts saved before."""
 
 SHARE = 0.005  # of all time
-FIRST = 0.01  # of the steps that are foreseen, to begin with
+FIRST = 0.02  # of the steps that are foreseen, to begin with: for one row; for R rows, where drafts gain less, an R-th
 START = 2.0  # steps, at most, to begin with
 MOST = 5.0
-CREDIT = 5.0  # steps lent at most
+LOAN = 0.05  # of the steps that are foreseen: lent at most, for one row; for R rows an R-th
+CREDIT = 12.0  # steps lent at most
 KEPT = 0.97  # share of a loan that may stand for another step
 
 
 class Purse:
     """A balance in steps without drafts. At zero nothing is drafted until the time share has filled it again.
 
-    Estimates may be wrong; this bounds what that costs: beyond what it opens with and CREDIT, all drafting together
+    Estimates may be wrong; this bounds what that costs: beyond what it opens with and its credit, all drafting together
     loses at most SHARE of the time (and MOST of what it won earlier). What a model must read before it can draft is
     lent: it must come back in the steps that follow, some thirty of them.
     """
 
     def __init__(self) -> None:
-        self.balance = self._lent = 0.0
-        self._opened = False
+        self.balance = self.credit = self._lent = 0.0
 
-    def open(self, steps: float) -> None:
-        """Something to begin with, of a run of so many steps; later calls change nothing."""
-        if not self._opened:
-            self.balance, self._opened = min(START, FIRST * steps), True
+    def open(self, steps: float, rows: int) -> None:
+        """Something to begin with, of a run of so many steps, of so many rows; later calls change nothing."""
+        if not self.credit:
+            self.balance = min(START, FIRST * steps / rows)
+            self.credit = min(CREDIT, LOAN * steps / rows)
 
     def pass_time(self, steps: float) -> None:
         """Time went by that `steps` steps without drafts would have taken."""
@@ -39,7 +40,7 @@ class Purse:
 
     def lend(self, steps: float) -> bool:
         """Whether this much more may be owed for a while; it is booked like all else when it is spent."""
-        if self._lent + steps > CREDIT:
+        if self._lent + steps > self.credit:
             return False
         self._lent += steps
         return True

@@ -99,11 +99,11 @@ class Rounds:
         return affordable
 
     def _explore(self, nexts: Sequence[NextDraft]) -> list[bool]:
-        """The row that has least to read, if the purse can pay for it."""
+        """The row that has least to read, if the purse can pay for a round and lends the reading."""
         cheapest = min(range(len(nexts)), key=lambda i: nexts[i].unread)
         plain = self._target(self._num_rows)
         reading = self._read_seconds(nexts[cheapest].unread) / plain
-        self.explores = self._purse.has(reading + self._seconds(1) / plain)
+        self.explores = self._purse.has(self._seconds(1) / plain) and self._purse.lend(reading)
         return [self.explores and i == cheapest for i in range(len(nexts))]
 
     def _seconds(self, rows: int) -> float:
