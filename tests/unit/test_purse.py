@@ -13,7 +13,7 @@ WORTHS = {f"row{i}": 1.0 for i in range(4)}
 
 def opened():
     purse = Purse()
-    purse.open(10_000, 1)
+    purse.foresee(10_000, 1)
     return purse
 
 
@@ -50,11 +50,13 @@ def test_a_loan_must_come_back_within_some_steps():
 
 def test_what_it_opens_with_is_a_part_of_the_work_that_is_foreseen():
     assert not Purse().has()
-    short = Purse()
-    short.open(50, 2)
-    short.open(5000, 2)
-    assert short.balance == FIRST * 50 / 2
-    assert short.credit == LOAN * 50 / 2
+    purse = Purse()
+    purse.foresee(50, 2)
+    purse.foresee(40, 2)
+    assert purse.balance == FIRST * 50 / 2
+    assert purse.credit == LOAN * 40 / 2
+    purse.foresee(5000, 2)  # another run, after a short one
+    assert (purse.balance, purse.credit) == (START, CREDIT)
     assert opened().balance == START
 
 

@@ -42,7 +42,7 @@ class Adaptive:
 
     def asks(self, outlook: Outlook) -> bool:
         self._began, num_rows = self._clock(), len(outlook.decoding)
-        self._purse.open(outlook.steps, num_rows)
+        self._purse.foresee(outlook.steps, num_rows)
         self._asked = self._cost.knows(num_rows, KNOWN) and self._cost.age(num_rows) < REFRESH and self._purse.has()
         if self._asked:
             self._worths = self._worth(outlook)

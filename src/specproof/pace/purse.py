@@ -18,13 +18,14 @@ class Purse:
     """
 
     def __init__(self) -> None:
-        self.balance = self.credit = self._lent = 0.0
+        self.balance = self.credit = self._opening = self._lent = 0.0
 
-    def open(self, steps: float, rows: int) -> None:
-        """Something to begin with, of a run of so many steps, of so many rows; later calls change nothing."""
-        if not self.credit:
-            self.balance = min(START, FIRST * steps / rows)
-            self.credit = min(CREDIT, LOAN * steps / rows)
+    def foresee(self, steps: float, rows: int) -> None:
+        """So many steps are left, at most, to the rows: what may be risked for them."""
+        opening = max(self._opening, min(START, FIRST * steps / rows))
+        self.balance += opening - self._opening
+        self._opening = opening
+        self.credit = min(CREDIT, LOAN * steps / rows)
 
     def pass_time(self, steps: float) -> None:
         """Time went by that `steps` steps without drafts would have taken."""
