@@ -10,7 +10,7 @@ from time import perf_counter
 import torch
 
 from specproof.assembly import ModelLike, as_drafter, as_lm
-from specproof.choice import Ban, choose
+from specproof.choice import NO_CHOICE, Ban, choose
 from specproof.config import EngineConfig
 from specproof.drafters import Drafter, DraftRow, PricedDrafter, StatefulDrafter
 from specproof.drafters.cascade import model_in
@@ -187,10 +187,24 @@ class Engine:
         return self.pace.cut(check_proposal(proposed, rows, k, self.target.vocab_size))
 
     def _verify(self, schedule: Schedule, proposal: Proposal) -> tuple[list[list[int]], list[list[int]]]:
-        """One forward of the target over all rows of the step; one transfer from the device.
+        """For each row that decodes, its drafts and the target's choices (one more than drafts).
 
-        Returns, for each row that decodes, its drafts and the target's choices (one more than drafts).
+        A draft whose states are not numbers spoils its row even where it is masked: it is verified again without.
         """
+        drafts, choices = self._ask(schedule, proposal)
+        spoilt = {
+            row.request_id: (row, row.cached_len + len(chosen))
+            for row, drafted, chosen in zip(schedule.decode, drafts, choices, strict=True)
+            if drafted and NO_CHOICE in chosen
+        }
+        if not spoilt:
+            return drafts, choices
+        for row, end in spoilt.values():
+            self._wipe(row, row.cached_len + 1, end)
+        return self._ask(schedule, proposal.without(spoilt.keys()))
+
+    def _ask(self, schedule: Schedule, proposal: Proposal) -> tuple[list[list[int]], list[list[int]]]:
+        """One forward of the target over all rows of the step; one transfer from the device."""
         rows = schedule.decode
         counts = [proposal.counts.get(row.request_id, 0) for row in rows]
         feeds = [
@@ -232,7 +246,8 @@ class Engine:
             row.num_drafted += len(drafted)
             row.acceptances[count] += 1
             if end.reason == "error":
-                self._wipe(row, steps[-1].start + len(chosen))
+                self._wipe(row, 0, steps[-1].start + len(chosen))
+                row.cached_len = 0
             if end.reason is not None:
                 finished.append(self._finish(row, end))
         if isinstance(self.drafter, StatefulDrafter):
@@ -256,13 +271,12 @@ class Engine:
         self._num_steps += 1
         return record
 
-    def _wipe(self, row: Sequence, length: int) -> None:
-        """What a row has written, up to `length`, must not reach the next one in its place, nor be shared."""
-        located = self.layout.locate(row.request_id, length)
+    def _wipe(self, row: Sequence, start: int, end: int) -> None:
+        """What a row has written at `[start, end)` must reach neither its next tokens nor the next row in its place."""
+        located = self.layout.locate(row.request_id, end)
         if located is not None:
             cells, index = located
-            cells.wipe(index)
-        row.cached_len = 0
+            cells.wipe(index[start:])
 
     def _finish(self, row: Sequence, end: End) -> Output:
         assert end.reason is not None

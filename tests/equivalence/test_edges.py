@@ -8,7 +8,7 @@ from helpers import REQUESTS, assert_equal, decode, noisy_copy, references, targ
 from probes import SPECULATIVE, TOY, Toy, config, prompt, right, rows, solo
 
 from specproof import METHODS, Engine, EngineConfig, Request
-from specproof.drafters import PromptLookup
+from specproof.drafters import PromptLookup, Scripted
 from specproof.lm import LM
 from specproof.reference import decode_reference
 
@@ -171,3 +171,27 @@ def test_a_row_whose_logits_are_no_numbers_is_an_error_and_harms_nobody(method, 
             assert (output.finish_reason, output.token_ids) == ("error", ())
             assert "logits are not numbers" in output.error
         assert_equal([outputs[request.request_id] for request in REQUESTS], truth, f"{method} beside NaN")
+
+
+@pytest.mark.parametrize("method", SPECULATIVE)
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_a_draft_whose_states_are_no_numbers_costs_time_only_and_so_does_the_filler(method, batch_size):
+    """Ids that no row has, the lowest among them, have NaN as embedding; one is drafted behind right drafts."""
+    lm = tiny_lm("llama", seed=1)
+    requests = [Request([t or 1 for t in request.prompt_ids], 9, request_id=request.request_id) for request in REQUESTS]
+    truth = vary(decode_reference(lm, request) for request in requests)
+    used = {token for found in truth for token in found.token_ids} | {t for r in requests for t in r.prompt_ids}
+    unused = [token for token in range(VOCAB) if token not in used]
+    with torch.no_grad():
+        lm.model.get_input_embeddings().weight[unused] = torch.nan
+    known = {request.request_id: found.token_ids for request, found in zip(requests, truth, strict=True)}
+    assert unused[0] == 0, "fillers are not tried"
+
+    def spoil(row, max_tokens):
+        at = len(row.token_ids) - row.prompt_len
+        return [*known[row.request_id][at : at + at % 3], unused[0]][:max_tokens] if at % 2 else []
+
+    options = EngineConfig(method, batch_size=batch_size, num_draft_tokens=4, prefill_chunk=8)
+    engine = Engine(lm, Scripted(spoil), options)
+    assert_equal(engine.generate(requests), truth, f"{method}, drafts that are not numbers")
+    assert engine.statistics.accepted > 0

@@ -1,9 +1,11 @@
 """How many drafts are asked for and verified changes nothing of what is decoded, however badly it is decided."""
 
+import copy
 import random
 from functools import cache
 
 import pytest
+import torch
 from helpers import DRAFTERS, REQUESTS, assert_equal, decode, drafter, noisy_copy, references, target
 from priced import decode_priced
 from probes import config, rows, solo
@@ -190,3 +192,16 @@ def test_a_short_head_drafts_its_ids_only_and_keeps_those_that_end_a_text():
     assert len(drafted) > 5
     assert max(drafted) < 30
     assert engine.statistics.accepted > 0
+
+
+@pytest.mark.filterwarnings("ignore:none of .* draft tokens was right")
+def test_a_draft_model_whose_logits_are_no_numbers_only_costs_time():
+    for value in (torch.nan, torch.inf):
+        drafts = LM(copy.deepcopy(noisy_copy("llama").model))
+        with torch.no_grad():
+            drafts.model.get_output_embeddings().weight[7] = value
+        outputs, records, _ = decode_priced(
+            target("llama"), drafts, REQUESTS, lambda n: 0.05 + 0.001 * n, batch_size=3, prefill_chunk=8, adaptive=True
+        )
+        assert_equal(outputs, references("llama"), f"a draft with {value}")
+        assert any(row.drafted for record in records for row in record.rows)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from specproof import Engine, EngineConfig, Request
 from specproof.drafters import DeviceDrafts, DraftRow, ModelDrafter, PromptLookup, Scripted, StatefulDrafter
+from specproof.drafters.drafter import Confidence, HostDrafts
 from specproof.drafters.proposal import check_proposal
 from specproof.errors import DrafterError
 from specproof.kv import LAYOUTS, Slotted
@@ -247,6 +248,13 @@ ROWS = [DraftRow("first", (1,), 5), DraftRow("second", (1, 2), 2)]
 )
 def test_what_cannot_be_a_draft_is_refused_and_the_row_named(proposed, message):
     with pytest.raises(DrafterError, match=message):
+        check_proposal(proposed, ROWS, max_tokens=3, vocab_size=50)
+
+
+@pytest.mark.parametrize("chance", [float("nan"), float("inf"), -0.1, 1.5, "a", None])
+def test_a_confidence_that_is_no_chance_is_refused_and_the_row_named(chance):
+    proposed = HostDrafts([[1], [2, 3]], [Confidence("own", [0.5]), Confidence("own", [1, chance])])
+    with pytest.raises(DrafterError, match=r"second: confidence .* is no chance from 0 to 1"):
         check_proposal(proposed, ROWS, max_tokens=3, vocab_size=50)
 
 

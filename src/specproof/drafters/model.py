@@ -159,6 +159,6 @@ class ModelDrafter:
 
 
 def _probability(logits: Tensor, tokens: Tensor) -> Tensor:
-    """Of each row's token. logits (n, V), tokens (n,) -> (n,)."""
+    """Of each row's token, 0 if there is none. logits (n, V), tokens (n,) -> (n,)."""
     logits = logits.float()
-    return (logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(1)).exp()
+    return (logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(1)).exp().nan_to_num(0.0).clamp(max=1.0)

@@ -1,8 +1,9 @@
 """What was proposed in a step, checked: on the host, or still on the device."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
+from numbers import Real
 from operator import index as as_int
 from typing import Any
 
@@ -32,16 +33,23 @@ class Proposal:
 
     def cut(self, counts: Mapping[str, int], expected: float, price: float) -> "Proposal":
         """The first `counts[row]` drafts of each row, of which `expected` should be accepted, for `price` seconds."""
-        priced = replace(self, expected=expected, price=price)
+        return replace(self, expected=expected, price=price)._first(counts)
+
+    def without(self, rows: Container[str]) -> "Proposal":
+        """No drafts for these rows."""
+        return self._first({row: 0 if row in rows else count for row, count in self.counts.items()})
+
+    def _first(self, counts: Mapping[str, int]) -> "Proposal":
+        """The first `counts[row]` drafts of each row."""
         if counts == self.counts:
-            return priced
+            return self
         ids = self.on_device
         if ids is not None:
             ends = accumulate(self.counts.values())
             starts = {row: end - count for (row, count), end in zip(self.counts.items(), ends, strict=True)}
             ids = _select(ids, [starts[row] + j for row, count in counts.items() for j in range(count)])
         on_host = {row: drafts[: counts[row]] for row, drafts in self.on_host.items()}
-        return replace(priced, on_host=on_host, counts=dict(counts), on_device=ids)
+        return replace(self, on_host=on_host, counts=dict(counts), on_device=ids)
 
 
 NO_DRAFTS = Proposal({}, {})
@@ -104,6 +112,10 @@ def _confidence(given: Sequence[Confidence] | None, rows: Sequence[DraftRow]) ->
         return {}
     if len(given) != len(rows):
         raise DrafterError(f"the drafter gave its confidence in {len(given)} rows of {len(rows)}")
+    for row, confidence in zip(rows, given, strict=True):
+        for chance in confidence.chances:
+            if not isinstance(chance, Real) or not 0 <= chance <= 1:
+                raise DrafterError(f"row {row.request_id}: confidence {chance!r} is no chance from 0 to 1")
     return {row.request_id: confidence for row, confidence in zip(rows, given, strict=True)}
 
 

@@ -93,7 +93,9 @@ class LeftPadded:
         ids, positions = np.zeros((2, len(feeds), width), dtype=int)
         for i, feed in zip(at, feeds, strict=True):
             ids[i, : len(feed.tokens)] = feed.tokens
-        # Columns behind a row's own tokens are fillers: nothing real sees them, and they are never kept.
+            ids[i, feed.length :] = feed.tokens[-1] if feed.tokens else 0
+        # Columns behind a row's own tokens are fillers: nothing real sees them, and they are never kept. They
+        # repeat one of the row's own, since what is masked must be a number too.
         positions[at] = starts[:, None] + np.minimum(np.arange(width), lengths[:, None] - 1)
         columns = np.broadcast_to(end + np.arange(width), positions.shape)
         cells = np.arange(len(feeds))[:, None] * self._cells.capacity + columns
