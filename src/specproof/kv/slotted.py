@@ -197,10 +197,9 @@ def _lay_out(parts: Sequence[Part]) -> Laid:
     results: list[int] = []
     for number, part in enumerate(parts):
         at = part.slot - low if spans else number
-        more = m - part.length  # short rows repeat their last query
-        last = part.length - 1
-        queries[at] = [*range(part.offset, part.offset + part.length), *(part.offset + last,) * more]
-        columns[at] = [*range(part.start, part.start + part.length), *(part.start + last,) * more]
+        within = [*range(part.length), *(part.length - 1,) * (m - part.length)]  # short rows repeat their last query
+        queries[at] = [part.offset + j for j in within]
+        columns[at] = [part.start + j for j in within]
         tokens += range(part.offset, part.offset + part.length)
         results += range(at * m, at * m + part.length)
     end = max(part.start + part.length for part in parts)

@@ -58,7 +58,7 @@ class Adaptive:
             for row, chances in zip(proposal.counts, reach, strict=True)
         ]
         spent, rows = self._clock() - self._began, len(self._worths)
-        lengths = plan_drafts(gains, lambda n: spent + self._cost(rows + n), sum(self._worths.values()), MARGIN)
+        lengths = plan_drafts(gains, lambda n: spent + self._cost(rows + n), rows, MARGIN)
         if self._rounds.explores:  # an unverified draft would teach nothing
             lengths = [max(length, min(1, len(chances))) for length, chances in zip(lengths, reach, strict=True)]
         expected = sum(sum(chances[:length]) for chances, length in zip(reach, lengths, strict=True))
@@ -82,7 +82,7 @@ class Adaptive:
         plain = self._cost(len(record.rows))
         if self._asked and not read:
             won = sum(self._worths[step.request_id] * len(step.emitted) for step in record.rows)
-            self._purse.book(won / sum(self._worths.values()) - record.seconds / plain)
+            self._purse.book(won / len(record.rows) - record.seconds / plain)
         if self._cost.knows(len(record.rows), 1):
             self._purse.pass_time(record.seconds / plain)
         self._asked = False

@@ -27,6 +27,7 @@ class Cost:
         self._shape: dict[int, float] = {}
         self._tokens: list[int] = []  # keys of the above, rising
         self._seen: dict[int, int] = {}
+        self._exponent = EXPONENT  # of growth beyond the largest
         self.count = 0  # measurements
 
     def learn(self, tokens: int, seconds: float) -> None:
@@ -45,6 +46,7 @@ class Cost:
         for old in [k for k, seen in self._seen.items() if self.count - seen > FORGET]:
             del self._seen[old], self._ratios[old], self._shape[old]
         self._tokens = sorted(self._shape)
+        self._exponent = self._last_exponent()
 
     def knows(self, tokens: int, times: int) -> bool:
         """Whether numbers within a factor of two of this one were measured so many times."""
@@ -67,7 +69,7 @@ class Cost:
         at = bisect_left(self._tokens, tokens)
         if at == 0 or at == len(self._tokens):
             nearest = self._tokens[min(at, len(self._tokens) - 1)]
-            exponent = self._last_exponent() if at else EXPONENT
+            exponent = self._exponent if at else EXPONENT
             return self._level * self._shape[nearest] * (tokens / nearest) ** exponent
         low, high = self._tokens[at - 1], self._tokens[at]
         share = (tokens - low) / (high - low)

@@ -32,7 +32,7 @@ class Rounds:
         self.begin({})
 
     def begin(self, worths: Mapping[str, float]) -> None:
-        """A step begins. worths: of a token of each row that decodes."""
+        """A step begins. worths: of a token of each row that decodes, 1 on average."""
         self.explores = False
         self._worths, self._num_rows, self._num_drafts = worths, len(worths), 0
         self._gains: dict[str, float] = {}
@@ -69,7 +69,7 @@ class Rounds:
             lengths = plan_drafts(
                 [[gain] if gain > 0 else [] for gain in gains],
                 lambda n: spent + self._seconds(n) + self._target(self._num_rows + self._num_drafts + n),
-                sum(self._worths.values()) + sum(self._gains.values()),
+                self._num_rows + sum(self._gains.values()),
                 margin=RISE if any(ahead.unread > LITTLE for ahead in nexts) else 1.0,
             )
             chosen = self._affordable(nexts, [length > 0 for length in lengths])
