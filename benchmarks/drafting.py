@@ -6,9 +6,10 @@
 --prompts takes Spec-Bench's question.jsonl or any JSONL with `category` and `turns` (the first turn is decoded, in the
 chat template); Spec-Bench's eight categories of ten questions count as one, `mt_bench`. The built-in category `editing`
 (editing.jsonl: answers that copy most of the prompt) is always there. Without --draft only prompt-lookup and suffix
-run. All paces of a cell take turns within each repeat, in rotating order, on warmed-up models; a ratio is the median
-over repeats of its runs, each divided by the target-only run of the same repeat. Every run makes a new engine, so
-learning what pays is in its time. Rows equal: those whose tokens are target-only's (in bfloat16 near-ties may differ).
+run. Within a repeat all paces of a cell, and target-only, decode the same rows side by side on warmed-up models: the
+engine that has used least time so far does the next step, so that a busy moment of the machine falls on all of them
+alike. A ratio is the median over repeats of target-only's seconds by a pace's. Every repeat makes new engines, so
+learning what pays is in their time. Rows equal: those whose tokens are target-only's (bfloat16 near-ties may differ).
 """
 
 import argparse
@@ -25,6 +26,7 @@ import torch
 from specproof import Engine, EngineConfig, Output, Request
 from specproof.drafters import Cascade, PromptLookup, Suffix
 from specproof.embedded import default_model_folder
+from specproof.engine import request_names
 from specproof.jobs.provenance import machine, versions
 from specproof.jobs.run import CASCADE_MATCH
 from specproof.lm import LM, load_model
@@ -86,25 +88,37 @@ def make_drafter(name: str, draft: LM | None):
     return draft if name == "model" else Cascade(Suffix(size=CASCADE_MATCH), draft)
 
 
-def measure(args: argparse.Namespace, models: tuple, requests: list[Request], batch_size: int, mode: str) -> Run:
+def make_engine(args: argparse.Namespace, models: tuple, batch_size: int, mode: str) -> Engine:
     """mode: "target-only", or drafter and pace, as in "suffix adaptive"."""
     target, draft, tokenizer = models
     name, _, pace = mode.partition(" ")
     if name == "target-only":
         config = EngineConfig("target-only", batch_size=batch_size, compile=args.compile)
-        engine = Engine(target, None, config, tokenizer)
-    else:
-        config = EngineConfig(
-            batch_size=batch_size,
-            num_draft_tokens=args.most if pace == "adaptive" else args.fixed,
-            adaptive=pace == "adaptive",
-            compile=args.compile,
-            draft_head=args.draft_head if name in ("model", "cascade") else None,
-        )
-        engine = Engine(target, make_drafter(name, draft), config, tokenizer)
-    start = perf_counter()
-    outputs = engine.generate(requests)
-    return Run(perf_counter() - start, outputs, engine)
+        return Engine(target, None, config, tokenizer)
+    config = EngineConfig(
+        batch_size=batch_size,
+        num_draft_tokens=args.most if pace == "adaptive" else args.fixed,
+        adaptive=pace == "adaptive",
+        compile=args.compile,
+        draft_head=args.draft_head if name in ("model", "cascade") else None,
+    )
+    return Engine(target, make_drafter(name, draft), config, tokenizer)
+
+
+def side_by_side(engines: dict[str, Engine], requests: list[Request]) -> dict[str, Run]:
+    """Each engine decodes the requests; of those that are not done, the one that has used least time goes next."""
+    seconds = dict.fromkeys(engines, 0.0)
+    outputs = {mode: {output.request_id: output for output in engines[mode].submit(requests)} for mode in engines}
+    while going := [mode for mode in engines if engines[mode].num_unfinished]:
+        mode = min(going, key=lambda mode: seconds[mode])
+        start = perf_counter()
+        record = engines[mode].step()
+        seconds[mode] += perf_counter() - start
+        outputs[mode] |= {output.request_id: output for output in record.finished}
+    return {
+        mode: Run(seconds[mode], [outputs[mode][name] for name in request_names(requests)], engine)
+        for mode, engine in engines.items()
+    }
 
 
 def summary(category: str, batch_size: int, mode: str, runs: list[Run], plain: list[Run]) -> Row:
@@ -186,13 +200,14 @@ def main() -> None:
         for batch_size in args.batch_sizes:
             count = max(batch_size, args.rows)
             requests = [Request(ids[i % len(ids)], max_new_tokens=args.max_new_tokens) for i in range(count)]
-            for mode in modes:  # the first forwards of each kind are slow
-                measure(args, models, [Request(ids[0], max_new_tokens=8)], batch_size, mode)
             runs = defaultdict(list)
-            for repeat in range(args.repeats):
-                for turn in range(len(modes)):
-                    mode = modes[(turn + repeat) % len(modes)]
-                    runs[mode].append(measure(args, models, requests, batch_size, mode))
+            for repeat in range(-1, args.repeats):
+                engines = {mode: make_engine(args, models, batch_size, mode) for mode in modes}
+                if repeat < 0:  # the first forwards of each kind are slow
+                    side_by_side(engines, [Request(ids[0], max_new_tokens=8)])
+                    continue
+                for mode, run in side_by_side(engines, requests).items():
+                    runs[mode].append(run)
             for mode in modes[1:]:
                 rows.append(summary(category, batch_size, mode, runs[mode], runs["target-only"]))
                 if not args.json:

@@ -144,7 +144,7 @@ class Engine:
         started = self._clock()
         schedule = self._plan()
         planned = self._clock()
-        proposal = self._draft(schedule.decode)
+        proposal = self._draft(schedule)
         drafted = self._clock()
         drafts, choices = self._verify(schedule, proposal)
         record = replace(
@@ -171,13 +171,14 @@ class Engine:
             row.cached_len = row.num_shared = prefix.length
         return schedule
 
-    def _draft(self, decode: tuple[Sequence, ...]) -> Proposal:
+    def _draft(self, schedule: Schedule) -> Proposal:
         """Ask the drafter about the rows that can use a draft: a row with one token left needs none."""
-        k = self.config.num_draft_tokens
+        k, decode = self.config.num_draft_tokens, schedule.decode
         if self.drafter is None or not k or not any(row.remaining > 1 for row in decode):
             return NO_DRAFTS
         decoding = {row.request_id: row.remaining for row in decode}
-        if not self.pace.asks(Outlook(decoding, self.num_unfinished - len(decode))):
+        reading = sum(length for _, length in schedule.prefill)
+        if not self.pace.asks(Outlook(decoding, self.num_unfinished - len(decode), reading)):
             return NO_DRAFTS
         rows = [_draft_row(row, min(k, row.remaining - 1)) for row in decode if row.remaining > 1]
         try:

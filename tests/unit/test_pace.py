@@ -59,7 +59,7 @@ def test_where_drafts_are_wrong_trying_them_costs_less_than_two_percent():
         _, _, fixed = decode_priced(target("llama"), good(lambda row: 0), LONG, price, batch_size=4)
         assert_equal(outputs, truth(), "adaptive")
         assert adaptive < plain_seconds(price) / 0.98 < fixed
-        assert sum(drafted(records)) > 0, "never tried"
+        assert price is dear or sum(drafted(records)) > 0, "never tried"
         assert 0 in drafted(records[len(records) // 2 :])
 
 

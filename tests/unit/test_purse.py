@@ -60,13 +60,21 @@ def test_what_it_opens_with_is_a_part_of_the_work_that_is_foreseen():
     assert opened().balance == START
 
 
-def rounds(price=lambda n: 0.05 + 0.002 * n):
+def price(tokens):
+    return 0.05 + 0.002 * tokens
+
+
+def begin(made):
+    made.begin(WORTHS, lambda drafts: price(len(WORTHS) + drafts))
+
+
+def rounds():
     """Of four rows; a clock that only the test moves."""
     clock, cost, chances = [0.0], Cost(), Chances()
     for n in (4, 4, 8, 8, 16, 32):
         cost.learn(n, price(n))
     made = Rounds(cost, chances, opened(), lambda: clock[0])
-    made.begin(WORTHS)
+    begin(made)
     return made, chances, clock
 
 
@@ -87,7 +95,7 @@ def test_a_model_of_which_nothing_is_known_tries_the_row_that_has_least_to_read(
     assert made.go_on(nexts([50, 20, 1, 30])) == [False, False, True, False]
     assert made.explores
     learn(chances, True, int(THIN) + 1)
-    made.begin(WORTHS)
+    begin(made)
     assert made.go_on(nexts([1, 1, 2, 1])) == [True] * 4
     assert not made.explores
 
@@ -100,11 +108,11 @@ def test_a_model_that_is_wrong_or_dear_is_not_asked_on():
     learn(chances, True, 50)
     assert made.go_on(nexts([1] * 4)) == [True] * 4
     for _ in range(4):  # each round takes as long as four steps
-        made.begin(WORTHS)
+        begin(made)
         made.go_on(nexts([1] * 4))
         clock[0] += 0.2
         made.end_round()
-    made.begin(WORTHS)
+    begin(made)
     assert made.go_on(nexts([1] * 4)) == [False] * 4
 
 
@@ -113,7 +121,7 @@ def test_reading_is_charged_over_what_a_row_still_has_to_emit():
     learn(chances, True, 50)
     made.prefilled(256, 1.0)
     assert made.go_on(nexts([1, 1, 1, 40], remaining=200)) == [True] * 4
-    made.begin(WORTHS)
+    begin(made)
     assert made.go_on(nexts([1, 1, 1, 40], remaining=2)) == [True, True, True, False]
 
 

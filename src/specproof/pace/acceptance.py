@@ -6,7 +6,8 @@ from dataclasses import dataclass
 HALF_LIFE = 100  # steps after which evidence counts half: what was given up is tried again some day
 PRIOR = 2.0  # drafts that a first guess weighs as much as
 ROW_PRIOR = 3.0
-ROW_MEMORY = 0.97  # share of a row's own evidence that outlives a step
+ALL_PRIOR = 10.0
+ROW_MEMORY = 0.97  # share of the evidence on rows that outlives a step
 ROW_FACTORS = (0.5, 1.3)
 MOST = 0.98
 
@@ -25,18 +26,27 @@ class _RowEvidence:
 
 
 class Acceptance:
-    """Chances by key: who drafted, and how sure it was or at which place. Each row has a factor of its own on top."""
+    """Chances by key: who drafted, and how sure it was or at which place. Each row has a factor of its own on top.
+
+    It begins with that of all rows together, which is below 1 where drafts are chosen for chances that flatter them.
+    """
 
     def __init__(self) -> None:
         self._keys: dict[Hashable, _Evidence] = {}
         self._rows: dict[str, _RowEvidence] = {}
+        self._all = _RowEvidence()
         self._step = 0
 
-    def chance(self, row: str, key: Hashable, guess: float) -> float:
-        """guess: what to believe before there is evidence."""
+    def chance(self, key: Hashable, guess: float) -> float:
+        """In any row. guess: what to believe before there is evidence."""
         found = self._now(key)
-        chance = (found.right + PRIOR * guess) / (found.judged + PRIOR)
-        return min(MOST, chance * self._factor(row))
+        return (found.right + PRIOR * guess) / (found.judged + PRIOR)
+
+    def in_row(self, row: str, chance: float) -> float:
+        """What a chance comes to in this row."""
+        factor = _factor(self._all, ALL_PRIOR, 1.0)
+        own = self._rows.get(row)
+        return min(MOST, chance * (factor if own is None else _factor(own, ROW_PRIOR, factor)))
 
     def evidence(self, key: Hashable) -> float:
         """Drafts judged under this key, older ones for less."""
@@ -47,16 +57,16 @@ class Acceptance:
         self._keys[key] = _Evidence(found.right + right, found.judged + 1, self._step)
 
     def learn_row(self, row: str, right: bool, chance: float) -> None:
-        """One draft of this row was judged, of which `chance` had been expected."""
-        own = self._rows.setdefault(row, _RowEvidence())
-        own.right += right
-        own.expected += chance
+        """One draft of this row was judged, which had this chance in any row."""
+        for evidence in (self._rows.setdefault(row, _RowEvidence()), self._all):
+            evidence.right += right
+            evidence.expected += chance
 
     def end_step(self) -> None:
         self._step += 1
-        for own in self._rows.values():
-            own.right *= ROW_MEMORY
-            own.expected *= ROW_MEMORY
+        for evidence in (*self._rows.values(), self._all):
+            evidence.right *= ROW_MEMORY
+            evidence.expected *= ROW_MEMORY
 
     def forget_row(self, row: str) -> None:
         self._rows.pop(row, None)
@@ -68,9 +78,7 @@ class Acceptance:
         keep = 0.5 ** ((self._step - found.step) / HALF_LIFE)
         return _Evidence(found.right * keep, found.judged * keep, self._step)
 
-    def _factor(self, row: str) -> float:
-        own = self._rows.get(row)
-        if own is None:
-            return 1.0
-        low, high = ROW_FACTORS
-        return min(high, max(low, (own.right + ROW_PRIOR) / (own.expected + ROW_PRIOR)))
+
+def _factor(evidence: _RowEvidence, weight: float, before: float) -> float:
+    low, high = ROW_FACTORS
+    return min(high, max(low, (evidence.right + weight * before) / (evidence.expected + weight)))

@@ -1,6 +1,7 @@
 """Draft what pays: each step takes the drafts that raise its tokens per second, and none where none does."""
 
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter
 
 from specproof.drafters.drafter import Confidence
@@ -36,17 +37,21 @@ class Adaptive:
         self._rounds = Rounds(self._cost, self._chances, self._purse, clock)
         self.go_on = self._rounds.go_on
         self._worths: dict[str, float] = {}  # of a token, by row that decodes; 1 on average
+        self._step: Callable[[int], float] = self._cost  # seconds with so many drafts
         self._began = 0.0
         self._asked = False
         self._confidence: dict[str, Confidence] = {}
 
     def asks(self, outlook: Outlook) -> bool:
         self._began, num_rows = self._clock(), len(outlook.decoding)
-        self._purse.foresee(outlook.steps, num_rows)
-        self._asked = self._cost.knows(num_rows, KNOWN) and self._cost.age(num_rows) < REFRESH and self._purse.has()
+        if not outlook.reading:  # else the batch is not full yet
+            self._purse.foresee(outlook.steps, num_rows)
+        known = self._cost.knows(num_rows, KNOWN) and self._cost.age(num_rows) < REFRESH
+        self._asked = known and self._purse.has() and num_rows + outlook.reading <= self._cost.foreseen
         if self._asked:
             self._worths = self._worth(outlook)
-            self._rounds.begin(self._worths)
+            self._step = partial(self._cost.step, num_rows, outlook.reading)
+            self._rounds.begin(self._worths, self._step)
         return self._asked
 
     def cut(self, proposal: Proposal) -> Proposal:
@@ -58,11 +63,11 @@ class Adaptive:
             for row, chances in zip(proposal.counts, reach, strict=True)
         ]
         spent, rows = self._clock() - self._began, len(self._worths)
-        lengths = plan_drafts(gains, lambda n: spent + self._cost(rows + n), rows, MARGIN)
+        lengths = plan_drafts(gains, lambda n: spent + self._step(n), rows, MARGIN)
         if self._rounds.explores:  # an unverified draft would teach nothing
             lengths = [max(length, min(1, len(chances))) for length, chances in zip(lengths, reach, strict=True)]
         expected = sum(sum(chances[:length]) for chances, length in zip(reach, lengths, strict=True))
-        price = spent + self._cost(rows + sum(lengths)) - self._cost(rows)
+        price = spent + self._step(sum(lengths)) - self._step(0)
         return proposal.cut(dict(zip(proposal.counts, lengths, strict=True)), expected, price)
 
     def __call__(self, record: StepRecord) -> None:
@@ -75,10 +80,9 @@ class Adaptive:
         read = sum(chunk.length for chunk in record.prefilled)
         if read:
             self._rounds.prefilled(read, seconds)
+        self._cost.learn(record.num_tokens, seconds)
         if not record.rows:
             return
-        if not read:
-            self._cost.learn(record.num_tokens, seconds)
         plain = self._cost(len(record.rows))
         if self._asked and not read:
             won = sum(self._worths[step.request_id] * len(step.emitted) for step in record.rows)

@@ -21,13 +21,14 @@ class Chances:
         """For each of `count` drafts, the chance that it and all before it are right."""
         reach, product = [], 1.0
         for j in range(count):
-            product *= self._chance(row, confidence, j)
+            product *= self._acceptance.in_row(row, self._chance(confidence, j))
             reach.append(product)
         return reach
 
     def next(self, row: str, ahead: NextDraft) -> float:
         """Of the draft that is not made yet, if those before it are right."""
-        return self._acceptance.chance(row, (ahead.confidence.source, "at", ahead.num_drafts), GUESS)
+        chance = self._acceptance.chance((ahead.confidence.source, "at", ahead.num_drafts), GUESS)
+        return self._acceptance.in_row(row, chance)
 
     def evidence(self, source: str, at: int) -> float:
         """Drafts judged at this place, older ones for less."""
@@ -37,7 +38,7 @@ class Chances:
         """Drafts up to the first wrong one were judged; those behind it tell nothing."""
         for j in range(min(step.num_right + 1, len(step.drafted))):
             right = j < step.num_right
-            chance = self._chance(step.request_id, confidence, j)
+            chance = self._chance(confidence, j)
             self._acceptance.learn((confidence.source, "at", j), right)
             if j < len(confidence.chances):
                 self._acceptance.learn((confidence.source, _bin(confidence.chances[j])), right)
@@ -48,11 +49,11 @@ class Chances:
         for row in finished:
             self._acceptance.forget_row(row)
 
-    def _chance(self, row: str, confidence: Confidence, j: int) -> float:
+    def _chance(self, confidence: Confidence, j: int) -> float:
         if j < len(confidence.chances):
             guess = confidence.chances[j]
-            return self._acceptance.chance(row, (confidence.source, _bin(guess)), guess)
-        return self._acceptance.chance(row, (confidence.source, "at", j), GUESS)
+            return self._acceptance.chance((confidence.source, _bin(guess)), guess)
+        return self._acceptance.chance((confidence.source, "at", j), GUESS)
 
 
 def _bin(chance: float) -> int:

@@ -75,6 +75,10 @@ class Cost:
         share = (tokens - low) / (high - low)
         return self._level * ((1 - share) * self._shape[low] + share * self._shape[high])
 
+    def step(self, rows: int, reading: int, drafts: int) -> float:
+        """Expected seconds of a step without what reading takes; a draft costs what it adds beside all other tokens."""
+        return self(rows) + self(reading + rows + drafts) - self(reading + rows)
+
     def _last_exponent(self) -> float:
         most = self._tokens[-1]
         if most < 2 * self._tokens[0]:

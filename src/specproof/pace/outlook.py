@@ -8,11 +8,13 @@ from dataclasses import dataclass
 class Outlook:
     """As a step begins. decoding: of each row that decodes in it, the most tokens that it may still emit.
 
-    later: other rows that have not ended: they wait, or their prompts are still read.
+    later: other rows that have not ended: they wait, or their prompts are still read. reading: tokens of prompts that
+    are read in this step.
     """
 
     decoding: Mapping[str, int]
     later: int = 0
+    reading: int = 0
 
     @property
     def steps(self) -> float:

@@ -29,11 +29,11 @@ class Rounds:
         self._price = Cost()
         self._reading: float | None = None  # seconds per token
         self._prefill = 0.0  # the same of the target
-        self.begin({})
+        self.begin({}, target)
 
-    def begin(self, worths: Mapping[str, float]) -> None:
-        """A step begins. worths: of a token of each row that decodes, 1 on average."""
-        self.explores = False
+    def begin(self, worths: Mapping[str, float], step: Callable[[int], float]) -> None:
+        """A step begins. worths: of a token of each row that decodes, 1 on average. step: its seconds with n drafts."""
+        self.explores, self._step = False, step
         self._worths, self._num_rows, self._num_drafts = worths, len(worths), 0
         self._gains: dict[str, float] = {}
         self._began = self._clock()
@@ -68,7 +68,7 @@ class Rounds:
             spent = self._clock() - self._began
             lengths = plan_drafts(
                 [[gain] if gain > 0 else [] for gain in gains],
-                lambda n: spent + self._seconds(n) + self._target(self._num_rows + self._num_drafts + n),
+                lambda n: spent + self._seconds(n) + self._step(self._num_drafts + n),
                 self._num_rows + sum(self._gains.values()),
                 margin=RISE if any(ahead.unread > LITTLE for ahead in nexts) else 1.0,
             )
