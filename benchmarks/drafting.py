@@ -13,6 +13,7 @@ learning what pays is in their time. Rows equal: those whose tokens are target-o
 """
 
 import argparse
+import gc
 import json
 import statistics
 import sys
@@ -193,6 +194,7 @@ def main() -> None:
     tokenizer = Tokenizer.load(folder)
     draft = load_model(args.draft, dtype=args.dtype, device=args.device) if args.draft else None
     models = (target, draft, tokenizer)
+    gc.freeze()  # as `specproof generate` does
     modes = ["target-only", *(f"{name} {pace}" for name in drafters for pace in args.paces)]
     rows = []
     for category in args.categories or prompts:

@@ -40,19 +40,18 @@ def _anywhere(logits: Tensor) -> Tensor:
 
 def _on_host(logits: Tensor) -> Tensor:
     """The same; NumPy's argmax is vectorised and up to 200 times as fast as PyTorch's on a CPU (2.13, AVX-512)."""
-    every = np.arange(len(logits))
     if logits.dtype not in _INFINITY:
         values = logits.numpy()
         found = values.argmax(-1)
-        return torch.from_numpy(np.where(np.isnan(values[every, found]), NO_CHOICE, found))
+        return torch.from_numpy(np.where(np.isnan(values[np.arange(len(found)), found]), NO_CHOICE, found))
     # As integers, the bits of positive halves are in the order of their values, above those of all negative ones, which
     # are in reverse order. NaN lies behind the infinity of its sign.
     infinity, bits = _INFINITY[logits.dtype], logits.contiguous().view(torch.int16).numpy()
-    found = bits.argmax(-1)
-    best = bits[every, found]
+    found, best, last = bits.argmax(-1), bits.max(-1), bits.view(np.uint16).max(-1)
     if not best.all():  # zeros of both signs are equal
         return _anywhere(logits)
-    if (best < 0).any():
+    if best.min(initial=1) < 0:
         found = np.where(best < 0, bits.argmin(-1), found)
-    not_numbers = (best > infinity) | (bits.view(np.uint16).max(-1) > infinity + 0x8000)
-    return torch.from_numpy(np.where(not_numbers, NO_CHOICE, found))
+    if best.max(initial=0) > infinity or last.max(initial=0) > infinity + 0x8000:
+        found = np.where((best > infinity) | (last > infinity + 0x8000), NO_CHOICE, found)
+    return torch.from_numpy(found)

@@ -23,7 +23,7 @@ from specproof.kv.transformers_cache import (
     StepCache,
 )
 from specproof.numerics.compiled import compiled_layers
-from specproof.numerics.opaque import LEAST, at_most, during
+from specproof.numerics.opaque import at_most, during
 from specproof.numerics.packed import PackedLinear, arrange, unpack
 
 HFModel = PreTrainedModel
@@ -116,9 +116,9 @@ class LM:
     def forward(self, ids: Tensor, position_ids: Tensor, kv: StepCache, columns: Tensor) -> Tensor:
         """ids, position_ids: (b, n) long. columns: (m,) long, which of the n columns need logits. -> (b, m, V)."""
         arrange(self.model, kv.plan.numerics.packed)
-        if kv.plan.numerics.packed and ids.shape[0] == 1 and ids.shape[1] < LEAST:
-            more = (0, LEAST - ids.shape[1])  # tokens that nobody keeps or sees: so no product has to add rows
-            ids, position_ids = pad(ids, more), pad(position_ids, more)
+        missing = kv.plan.numerics.least_tokens - ids.shape[1]
+        if ids.shape[0] == 1 and missing > 0:  # filled with tokens that nobody keeps or sees
+            ids, position_ids = pad(ids, (0, missing)), pad(position_ids, (0, missing))
         arguments = {self._cache_argument: kv, "attention_plan": kv.plan}
         if self._keeps_logits:
             arguments["logits_to_keep"] = columns

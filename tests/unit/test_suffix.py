@@ -56,9 +56,9 @@ def test_votes_are_the_share_of_matches_that_go_on_alike():
 
 def test_the_row_itself_comes_before_others_of_equal_length_and_longer_matches_before_both():
     suffix = Suffix(corpus=[[1, 2, 50, 51], [9, 1, 2, 40, 41]])
-    assert suffix.propose([DraftRow("a", (1, 2, 30, 31, 1, 2), 2)], 2).ids == [[30, 31]]
-    assert suffix.propose([DraftRow("b", (9, 1, 2, 30, 7, 1, 2), 2)], 2).ids == [[30, 7]]
-    assert suffix.propose([DraftRow("c", (8, 1, 2, 30, 9, 1, 2), 2)], 2).ids == [[40, 41]]
+    assert suffix.propose([DraftRow("a", (1, 2, 30, 31, 1, 2), 2, prompt_len=6)], 2).ids == [[30, 31]]
+    assert suffix.propose([DraftRow("b", (9, 1, 2, 30, 7, 1, 2), 2, prompt_len=7)], 2).ids == [[30, 7]]
+    assert suffix.propose([DraftRow("c", (8, 1, 2, 30, 9, 1, 2), 2, prompt_len=7)], 2).ids == [[40, 41]]
     assert suffix.propose([DraftRow("d", (6, 6, 5), 2), DraftRow("e", (1,), 2)], 2).ids == [[], []]
 
 
@@ -71,12 +71,25 @@ def test_outputs_of_finished_rows_are_drafted_for_others_and_prompts_are_not():
     assert suffix.propose([DraftRow("c", (8, 1, 2), 5, prompt_len=3)], 5).ids == [[]]
 
 
+def test_what_a_running_row_has_emitted_is_drafted_for_others():
+    suffix = Suffix()
+    a = (1, 2, 3, 4, 5, 6, 7)
+    assert suffix.propose([DraftRow("a", a, 2, prompt_len=3), DraftRow("b", (8, 4, 5), 5, prompt_len=3)], 5).ids == [
+        [],
+        [6, 7],
+    ]
+    rows = [DraftRow("a", (*a, 9, 4, 5), 5, prompt_len=3), DraftRow("b", (8, 4, 5, 6, 1, 2), 5, prompt_len=3)]
+    assert suffix.propose(rows, 5).ids == [[6, 7, 9, 4, 5], []], "the row itself first; nothing of its prompt"
+    assert suffix.propose([DraftRow("c", (7, 9), 5, prompt_len=1)], 5).ids == [[4, 5]]
+    assert suffix.propose([DraftRow("d", (1, 4), 5, prompt_len=1)], 5).ids == [[]]
+
+
 def test_memory_of_finished_outputs_is_bounded():
     suffix = Suffix(memory=50)
     for n in range(200):
         suffix.propose([DraftRow(f"{n}", (0, *(n * 10 + i for i in range(1, 11))), 1, prompt_len=1)], 1)
         suffix.release(f"{n}")
-    held = sum(len(places) for index in (suffix._older, suffix._outputs) for places in index._ends.values())
+    held = len(suffix._older) + len(suffix._outputs)
     assert 50 <= held <= 2 * 60
     assert not suffix._rows
     assert suffix.propose([DraftRow("new", (5, 1991, 1992), 2, prompt_len=3)], 2).ids == [[1993, 1994]]

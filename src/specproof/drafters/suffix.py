@@ -1,14 +1,15 @@
 """Suffix drafts: what followed where the row's latest tokens occurred before, in the row or in other texts."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from specproof.drafters.drafter import Confidence, DraftRow, HostDrafts
 from specproof.drafters.prompt_lookup import match_chances
 
 SOURCE = "suffix"
 LONGEST = 32  # tokens of a match that are looked at
-OCCURRENCES = 16  # latest places of each n-gram that are kept
+OCCURRENCES = 16  # latest places of each n-gram that are looked at
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,28 +28,45 @@ class Match:
 class SuffixIndex:
     """The places of every n-gram of some texts that only grow. A new token costs one entry in a dict.
 
-    size: tokens of an n-gram, so the shortest match.
+    size: tokens of an n-gram, so the shortest match. Places are numbers in arrays, each with that of the same n-gram
+    before it: an object for each would have Python's garbage collector look through all it knows again and again.
     """
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._ends: dict[tuple[int, ...], list[tuple[Sequence[int], int]]] = {}  # n-gram -> (text, end), latest last
+        self._texts: dict[int, Sequence[int]] = {}  # by id, which is theirs as they are kept
+        self._latest: dict[tuple[int, ...], int] = {}  # n-gram -> its latest place
+        self._text, self._end, self._before = array("q"), array("q"), array("q")  # of each place; before: -1 for none
+
+    def __len__(self) -> int:
+        """Places."""
+        return len(self._end)
 
     def add(self, text: Sequence[int], start: int = 0) -> None:
         """Note the n-grams of `text` that end behind `start`. The text is kept by reference."""
+        self._texts[id(text)] = text
         for end in range(max(start + 1, self.size), len(text) + 1):
-            places = self._ends.setdefault(tuple(text[end - self.size : end]), [])
-            places.append((text, end))
-            if len(places) > OCCURRENCES:
-                del places[0]
+            ngram = tuple(text[end - self.size : end])
+            self._before.append(self._latest.get(ngram, -1))
+            self._latest[ngram] = len(self._end)
+            self._text.append(id(text))
+            self._end.append(end)
+
+    def _places(self, tail: Sequence[int]) -> Iterator[tuple[Sequence[int], int]]:
+        """Text and end of the OCCURRENCES latest places of the tail's last n-gram, the latest first."""
+        place = self._latest.get(tuple(tail[-self.size :]), -1) if len(tail) >= self.size else -1
+        for _ in range(OCCURRENCES):
+            if place < 0:
+                return
+            yield self._texts[self._text[place]], self._end[place]
+            place = self._before[place]
 
     def find(self, tail: Sequence[int], count: int) -> Match | None:
         """Where most of the end of `tail`, up to LONGEST tokens, occurs with something behind it; the latest of equals.
 
         Only the OCCURRENCES latest places of its last n-gram are looked at.
         """
-        places = self._ends.get(tuple(tail[-self.size :]), ()) if len(tail) >= self.size else ()
-        found = [(_agreement(text, end, tail), text, end) for text, end in reversed(places) if end < len(text)]
+        found = [(_agreement(text, end, tail), text, end) for text, end in self._places(tail) if end < len(text)]
         if not found:
             return None
         length, text, end = max(found, key=lambda place: place[0])
@@ -71,8 +89,17 @@ def _agreement(text: Sequence[int], end: int, tail: Sequence[int]) -> int:
     return min(end, len(tail), LONGEST)
 
 
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """What has been seen of a row: its tokens, those that it emitted, the places in its tokens."""
+
+    index: SuffixIndex
+    text: list[int] = field(default_factory=list)
+    output: list[int] = field(default_factory=list)
+
+
 class Suffix:
-    """Takes the longest match among three indexes: the row itself, outputs of finished rows, and a corpus.
+    """Takes the longest match among three indexes: the row itself, outputs of all rows so far, and a corpus.
 
     The row itself wins over others of equal length. corpus: texts as ids, kept for good. size: shortest match. memory:
     tokens of finished outputs to remember, at least; twice as many at most.
@@ -80,8 +107,7 @@ class Suffix:
 
     def __init__(self, corpus: Iterable[Sequence[int]] = (), size: int = 2, memory: int = 100_000) -> None:
         self._size, self._memory = size, memory
-        self._rows: dict[str, tuple[list[int], SuffixIndex]] = {}
-        self._prompt_lens: dict[str, int] = {}
+        self._rows: dict[str, _Row] = {}
         self._corpus = SuffixIndex(size)
         for text in corpus:
             self._corpus.add(tuple(text))
@@ -95,24 +121,24 @@ class Suffix:
         """The rows themselves say what was kept, when they are next drafted for."""
 
     def release(self, request_id: str) -> None:
-        if request_id not in self._rows:
+        row = self._rows.pop(request_id, None)
+        if row is None:
             return
-        text, _ = self._rows.pop(request_id)
-        output = tuple(text[self._prompt_lens.pop(request_id) :])
+        self._held += len(row.output)
         if self._held > self._memory:
             self._older, self._outputs, self._held = self._outputs, SuffixIndex(self._size), 0
-        self._outputs.add(output)
-        self._held += len(output)
 
     def _match(self, row: DraftRow, count: int) -> tuple[list[int], list[float]]:
-        text, own = self._rows.setdefault(row.request_id, ([], SuffixIndex(self._size)))
-        self._prompt_lens[row.request_id] = row.prompt_len
-        known = len(text)
-        text += row.token_ids[known:]
-        own.add(text, known)
+        known = self._rows.setdefault(row.request_id, _Row(SuffixIndex(self._size)))
+        text, output, start = known.text, known.output, len(known.text)
+        text += row.token_ids[start:]
+        known.index.add(text, start)
+        start = len(output)
+        output += row.token_ids[row.prompt_len + start :]
+        self._outputs.add(output, start)
         if count <= 0:
             return [], []
-        indexes = (own, self._outputs, self._older, self._corpus)
+        indexes = (known.index, self._outputs, self._older, self._corpus)
         matches = [match for index in indexes if (match := index.find(text, count)) is not None]
         if not matches:
             return [], []

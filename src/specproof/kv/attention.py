@@ -87,11 +87,10 @@ class AttentionPlan:
         kv_heads = keys.shape[1]
         groups = tokens.shape[0] // kv_heads
         # The query heads of one KV head are folded into the query length, so that K and V are never copied per head.
-        tokens = _take(tokens, 1, block.queries).view(kv_heads, groups, count, m, -1)
+        tokens = _take(tokens, 1, block.queries).view(kv_heads, groups, count, m, -1).permute(2, 0, 1, 3, 4)
         rows = groups * m
-        folded = tokens.permute(2, 0, 1, 3, 4).reshape(count, kv_heads, rows, -1)
-        if more := self.numerics.query_rows(rows) - rows:
-            folded = self._with_rows(number, folded, more)
+        more = self.numerics.query_rows(rows) - rows
+        folded = self._with_rows(number, tokens, more) if more else tokens.reshape(count, kv_heads, rows, -1)
         mask = self._mask(number, self.windows[layer], groups, more, folded.dtype, folded.device)
         if self.kind == "eager" or softcap is not None:
             out = _eager(folded, keys, values, mask, scale, softcap)
@@ -102,14 +101,15 @@ class AttentionPlan:
         out = out.view(count, kv_heads, groups, m, -1)
         return out.permute(0, 3, 1, 2, 4).reshape(count * m, kv_heads * groups, -1)
 
-    def _with_rows(self, number: int, folded: Tensor, more: int) -> Tensor:
-        """(R, Hkv, G * m, D) -> (R, Hkv, G * m + more, D), zeros added; good until the next layer asks."""
-        key = (number, folded.shape, folded.dtype, folded.device)
+    def _with_rows(self, number: int, tokens: Tensor, more: int) -> Tensor:
+        """(R, Hkv, G, m, D) -> (R, Hkv, G * m + more, D), zeros added; good until the next layer asks."""
+        key = (number, tokens.shape, tokens.dtype, tokens.device)
         if key not in self.buffers:
-            whole = pad(folded, (0, 0, 0, more))
-            self.buffers[key] = whole, whole.narrow(2, 0, folded.shape[2])
+            count, kv_heads, groups, m, size = tokens.shape
+            whole = tokens.new_zeros(count, kv_heads, groups * m + more, size)
+            self.buffers[key] = whole, whole.narrow(2, 0, groups * m).unflatten(2, (groups, m))
         whole, own = self.buffers[key]
-        own.copy_(folded)
+        own.copy_(tokens)
         return whole
 
     def _mask(

@@ -93,12 +93,14 @@ class Slotted:
 
         indices = [order, *(part for block in laid for part in (block.rows, block.queries))]
         runs = [_run(part) for part in indices]
-        lists: list[Any] = [ids, positions, cells, logits_at, device_at, *(block.columns for block in laid)]
-        lists += [part for part, run in zip(indices, runs, strict=True) if run is None]
-        sent = iter(to_device(self.lm.device, *(np.array(part, dtype=int) for part in lists)))
-        given, places, index, wanted, to_fill = (next(sent) for _ in range(5))
-        columns = [next(sent) for _ in laid]
-        whole, *of_blocks = (next(sent) if run is None else run for run in runs)
+        (given, places, index, wanted, to_fill), columns, others = _sent(
+            self.lm.device,
+            [ids, positions, cells, logits_at, device_at],
+            [block.columns for block in laid],
+            [part for part, run in zip(indices, runs, strict=True) if run is None],
+        )
+        rest = iter(others)
+        whole, *of_blocks = (next(rest) if run is None else run for run in runs)
         if device_ids is not None:
             given.index_copy_(0, to_fill, device_ids)
         blocks = [
@@ -108,6 +110,12 @@ class Slotted:
         plan = AttentionPlan(blocks, whole, self.lm.windows, self._attention, self.numerics)
         kv = StepCache(self.slots.cells, index, plan)
         return self.lm.forward(given[None], places[None], kv, wanted)[0]
+
+
+def _sent(device: torch.device, *groups: Sequence[Any]) -> list[list[Tensor]]:
+    """Groups of lists of integers as long tensors on the device, in one transfer."""
+    tensors = iter(to_device(device, *(np.array(part, dtype=int) for group in groups for part in group)))
+    return [[next(tensors) for _ in group] for group in groups]
 
 
 class Part(NamedTuple):

@@ -45,6 +45,7 @@ class Layers:
             )
         self._firsts = [self._kinds.index(kind) for kind in self._kinds]  # of each layer, the first of its kind
         self._code: dict[int, Callable[..., Any]] = {}  # by the first layer of a kind
+        self._forwards = [partial(self._forward, number, layer) for number, layer in enumerate(layers)]
         self.seconds = 0.0
         self._noted: dict[int, tuple[tuple, dict[str, Any]]] | None = None
 
@@ -52,10 +53,11 @@ class Layers:
     def running(self, layers: nn.ModuleList, running: Running, ids: Tensor) -> Iterator[None]:
         """Calling the layers runs the compiled ones while the block runs; `running` is told which.
 
-        ids: (b, n), of the forward. The compiled layers see (1, N), at least two tokens: a single one is fed twice.
+        ids: (b, n), of the forward, at least two tokens. The compiled layers see (1, N).
         """
-        for number, layer in enumerate(layers):
-            vars(layer)["forward"] = partial(self._forward, running, ids.shape, number, layer)
+        self._running, self._shape = running, ids.shape
+        for layer, forward in zip(layers, self._forwards, strict=True):
+            vars(layer)["forward"] = forward
         try:
             yield
         finally:
@@ -84,12 +86,10 @@ class Layers:
             self._code[first] = _compile(layer, args, kwargs)
         return self._code[first](layer, args, kwargs)
 
-    def _forward(
-        self, running: Running, shape: torch.Size, number: int, layer: nn.Module, *args: Any, **kwargs: Any
-    ) -> Any:
-        running.layer = number
+    def _forward(self, number: int, layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        self._running.layer, shape = number, self._shape
         kwargs.pop("attention_plan", None)
-        if shape[0] == 1 < shape[1]:  # flat as it is
+        if shape[0] == 1:  # flat as it is
             kwargs = {name: _unaware(value) for name, value in kwargs.items()}
             return self.run(number, layer, tuple(map(_unaware, args)), kwargs)
         kwargs = {name: _flat(value, shape) for name, value in kwargs.items()}
@@ -106,8 +106,7 @@ def _flat(value: Any, shape: torch.Size) -> Any:
     if isinstance(value, Tensor):
         if value.ndim < 2 or value.shape[1] != shape[1]:
             return value
-        value = value.expand(shape[0], *value.shape[1:]).flatten(0, 1)[None]
-        return value if value.shape[1] > 1 else value.repeat_interleave(2, dim=1)
+        return value.expand(shape[0], *value.shape[1:]).flatten(0, 1)[None]
     if isinstance(value, tuple | list):
         return type(value)(_flat(part, shape) for part in value)
     return _unaware(value)
@@ -115,7 +114,7 @@ def _flat(value: Any, shape: torch.Size) -> Any:
 
 def _unflat(value: Any, shape: torch.Size) -> Any:
     if isinstance(value, Tensor):
-        return value[:, : shape.numel()].view(*shape, *value.shape[2:])
+        return value.view(*shape, *value.shape[2:])
     return type(value)(_unflat(part, shape) for part in value) if isinstance(value, tuple | list) else value
 
 

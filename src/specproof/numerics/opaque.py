@@ -13,9 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-# Rows of one product, at least. A single row goes another way in oneDNN and gets other bits; and of one to three rows
-# each product takes longer than of four (AVX-512, bfloat16 and float32).
-LEAST = 4
+from specproof.numerics.rule import LEAST
 
 
 class Running(Protocol):

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+# Rows of one packed product, at least. A single row goes another way in oneDNN and gets other bits; and of one to three
+# rows each product takes longer than of four (AVX-512, bfloat16 and float32).
+LEAST = 4
 BLOCK = 64  # most rows of one linear product, most query positions of one attention call
 KEYS = 64  # key places of an attention call are a multiple of it
 
@@ -28,6 +31,11 @@ class Numerics:
     def block(self) -> int | None:
         """Most rows of one product and most query positions of one attention call; None: no limit."""
         return BLOCK if self.invariant else None
+
+    @property
+    def least_tokens(self) -> int:
+        """Tokens of a flat forward, at least: so no product has to add rows. Compiled layers take two or more."""
+        return LEAST if self.packed else 2 if self.compiled else 1
 
     def query_rows(self, rows: int) -> int:
         """Query rows of an attention call for `rows` of them (query positions x heads on one key head).

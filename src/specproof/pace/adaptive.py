@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from math import inf
 from time import perf_counter
 
 from specproof.drafters.drafter import Confidence
@@ -62,12 +63,18 @@ class Adaptive:
             [self._worths[row] * chance for chance in chances]
             for row, chances in zip(proposal.counts, reach, strict=True)
         ]
-        spent, rows = self._clock() - self._began, len(self._worths)
-        lengths = plan_drafts(gains, lambda n: spent + self._step(n), rows, MARGIN)
+        spent, plain, rows = self._clock() - self._began, self._step(0), len(self._worths)
+
+        def seconds(drafts: int) -> float:
+            """Of the step; none risks more than the purse has."""
+            step = self._step(drafts)
+            return spent + step if not drafts or self._purse.has(step / plain - 1) else inf
+
+        lengths = plan_drafts(gains, seconds, rows, MARGIN)
         if self._rounds.explores:  # an unverified draft would teach nothing
             lengths = [max(length, min(1, len(chances))) for length, chances in zip(lengths, reach, strict=True)]
         expected = sum(sum(chances[:length]) for chances, length in zip(reach, lengths, strict=True))
-        price = spent + self._step(sum(lengths)) - self._step(0)
+        price = spent + self._step(sum(lengths)) - plain
         return proposal.cut(dict(zip(proposal.counts, lengths, strict=True)), expected, price)
 
     def __call__(self, record: StepRecord) -> None:
