@@ -176,10 +176,10 @@ def _run(index: list[int]) -> slice | None:
 def _groups(parts: Sequence[Part], most: int | None) -> Iterator[list[Part]]:
     """What is attended together, at most `most` tokens of a row.
 
-    Rows that emit are one group or some (see `_alike`), each chunk of a prompt another (lengths differ widely).
+    Rows that emit and chunks of prompts are apart, each in one group or some (see `_alike`).
     """
-    emitting, chunks = [part for part in parts if part.emits], [[part] for part in parts if not part.emits]
-    for group in [*_alike(emitting), *chunks]:
+    emitting, chunks = [part for part in parts if part.emits], [part for part in parts if not part.emits]
+    for group in [*_alike(emitting), *_alike(chunks)]:
         longest = max(part.length for part in group)
         width = most or longest
         for skip in range(0, longest, width):
@@ -191,7 +191,7 @@ def _groups(parts: Sequence[Part], most: int | None) -> Iterator[list[Part]]:
 
 
 def _alike(parts: Sequence[Part]) -> list[Sequence[Part]]:
-    """Rows that emit, in the order of their slots, cut where it costs more to be together than another call.
+    """Rows in the order of their slots, cut where it costs more to be together than another call.
 
     In a group each row has as many queries as the longest row, and each query meets as many keys as the furthest row
     has. The best cuts, by dynamic programming over the first `end` rows.
@@ -199,14 +199,16 @@ def _alike(parts: Sequence[Part]) -> list[Sequence[Part]]:
     if not parts:
         return []
     ends, lengths = [part.start + part.length for part in parts], [part.length for part in parts]
-    if len(parts) * max(lengths) * max(ends) <= CALL + sum(m * keys for m, keys in zip(lengths, ends, strict=True)):
+    least = sum(m * keys for m, keys in zip(lengths, ends, strict=True))
+    if _num_rows(parts[0].slot, parts[-1].slot, len(parts)) * max(lengths) * max(ends) <= CALL + least:
         return [parts]  # no cut can save a call
     best = [(0, 0)]  # of the first `end` rows: their cost, where the last group begins
     for end in range(1, len(parts) + 1):
         longest, keys, choices = 0, 0, []
         for start in range(end - 1, -1, -1):
             longest, keys = max(longest, lengths[start]), max(keys, ends[start])
-            choices.append((best[start][0] + CALL + (end - start) * longest * keys, start))
+            rows = _num_rows(parts[start].slot, parts[end - 1].slot, end - start)
+            choices.append((best[start][0] + CALL + rows * longest * keys, start))
         best.append(min(choices))
     groups, end = [], len(parts)
     while end:
@@ -216,11 +218,17 @@ def _alike(parts: Sequence[Part]) -> list[Sequence[Part]]:
     return groups
 
 
+def _num_rows(first: int, last: int, count: int) -> int:
+    """Rows of a group of `count` slots: those between the first and the last are taken along if that saves copying."""
+    span = last - first + 1
+    return span if span <= 2 * count else count
+
+
 def _lay_out(parts: Sequence[Part]) -> Laid:
-    """Rows of the span between the slots are taken along if that saves copying."""
+    """Rows between the slots are taken along or not, as `_num_rows` has it."""
     slots, m = [part.slot for part in parts], max(part.length for part in parts)
     low, high = min(slots), max(slots) + 1
-    spans = 2 * len(slots) >= high - low
+    spans = _num_rows(low, high - 1, len(slots)) == high - low
     rows = list(range(low, high)) if spans else slots
     queries, columns = [[0] * m] * len(rows), [[0] * m] * len(rows)
     tokens: list[int] = []
