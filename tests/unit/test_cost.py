@@ -99,7 +99,7 @@ def test_drafts_beside_prompts_cost_what_they_add_there():
     for _ in range(5):
         for n, seconds in ((4, 0.05), (8, 0.05), (16, 0.05), (64, 0.1), (128, 0.2)):  # free up to 16, dear from 64 on
             cost.learn(n, seconds)
-    assert cost.step(4, 0, 0) == pytest.approx(0.05)
-    assert cost.step(4, 100, 0) == pytest.approx(0.05)
-    assert cost.step(4, 0, 12) == pytest.approx(0.05)
-    assert cost.step(4, 60, 12) == pytest.approx(0.05 + 12 * 0.1 / 64)
+    assert cost.of_step(4, 0)(0) == pytest.approx(0.05)
+    assert cost.of_step(4, 100)(0) == pytest.approx(0.05)
+    assert cost.of_step(4, 0)(12) == pytest.approx(0.05)
+    assert cost.of_step(4, 60)(12) == pytest.approx(0.05 + 12 * 0.1 / 64)

@@ -40,5 +40,5 @@ class PromptLookup:
 
 
 def match_chances(size: int, count: int) -> list[float]:
-    """Guesses for `count` drafts behind a match of `size` tokens: 1/2, 2/3, 3/4 ... with the tokens that match."""
-    return [1 - 1 / (1 + size + j) for j in range(count)]
+    """Guesses for `count` drafts behind a match of `size` tokens: 1/4, 2/5, 3/6 ... with the tokens that match."""
+    return [1 - 3 / (3 + size + j) for j in range(count)]

@@ -1,7 +1,7 @@
 """Draft what pays: each step takes the drafts that raise its tokens per second, and none where none does."""
 
 from collections.abc import Callable
-from functools import partial
+from itertools import takewhile
 from math import inf
 from time import perf_counter
 
@@ -17,6 +17,7 @@ from specproof.pace.worth import Worth
 from specproof.step import StepRecord
 
 MARGIN = 1.02  # a smaller gain cannot be told from noise
+LEAST = 0.03  # a draft that is less likely is not looked at
 KNOWN = 2  # measurements near a number of tokens, before it is compared with others
 REFRESH = 64  # steps after which the price of a step without drafts is measured again
 
@@ -51,14 +52,17 @@ class Adaptive:
         self._asked = known and self._purse.has() and num_rows + outlook.reading <= self._cost.foreseen
         if self._asked:
             self._worths = self._worth(outlook)
-            self._step = partial(self._cost.step, num_rows, outlook.reading)
+            self._step = self._cost.of_step(num_rows, outlook.reading)
             self._rounds.begin(self._worths, self._step)
         return self._asked
 
     def cut(self, proposal: Proposal) -> Proposal:
         self._rounds.end_round()
         self._confidence = {row: proposal.confidence.get(row, UNKNOWN) for row in proposal.counts}
-        reach = [self._chances.reach(row, self._confidence[row], count) for row, count in proposal.counts.items()]
+        reach = [
+            list(takewhile(LEAST.__le__, self._chances.reach(row, self._confidence[row], count)))
+            for row, count in proposal.counts.items()
+        ]
         gains = [
             [self._worths[row] * chance for chance in chances]
             for row, chances in zip(proposal.counts, reach, strict=True)
@@ -72,7 +76,9 @@ class Adaptive:
 
         lengths = plan_drafts(gains, seconds, rows, MARGIN)
         if self._rounds.explores:  # an unverified draft would teach nothing
-            lengths = [max(length, min(1, len(chances))) for length, chances in zip(lengths, reach, strict=True)]
+            lengths = [
+                max(length, min(1, count)) for length, count in zip(lengths, proposal.counts.values(), strict=True)
+            ]
         expected = sum(sum(chances[:length]) for chances, length in zip(reach, lengths, strict=True))
         price = spent + self._step(sum(lengths)) - plain
         return proposal.cut(dict(zip(proposal.counts, lengths, strict=True)), expected, price)

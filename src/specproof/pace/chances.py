@@ -7,12 +7,14 @@ from specproof.pace.acceptance import Acceptance
 from specproof.step import RowStep
 
 BINS = 10  # of confidence
+FIRST = 2  # drafts of a row that are told apart by their place
 GUESS = 0.7  # of a draft that nothing is known of
 
 
 class Chances:
     """Each draft is judged under its source and its place among the drafts, and, if the drafter says how sure it is,
-    under its confidence, which then counts."""
+    under its confidence, which then counts: apart for the first drafts of a row, as those behind right ones say more of
+    the row than of themselves."""
 
     def __init__(self) -> None:
         self._acceptance = Acceptance()
@@ -41,7 +43,7 @@ class Chances:
             chance = self._chance(confidence, j)
             self._acceptance.learn((confidence.source, "at", j), right)
             if j < len(confidence.chances):
-                self._acceptance.learn((confidence.source, _bin(confidence.chances[j])), right)
+                self._acceptance.learn((confidence.source, *_bin(confidence.chances[j], j)), right)
             self._acceptance.learn_row(step.request_id, right, chance)
 
     def end_step(self, finished: Sequence[str]) -> None:
@@ -52,9 +54,9 @@ class Chances:
     def _chance(self, confidence: Confidence, j: int) -> float:
         if j < len(confidence.chances):
             guess = confidence.chances[j]
-            return self._acceptance.chance((confidence.source, _bin(guess)), guess)
+            return self._acceptance.chance((confidence.source, *_bin(guess, j)), guess)
         return self._acceptance.chance((confidence.source, "at", j), GUESS)
 
 
-def _bin(chance: float) -> int:
-    return min(BINS - 1, int(BINS * chance))
+def _bin(chance: float, at: int) -> tuple[int, int]:
+    return min(BINS - 1, int(BINS * chance)), min(at, FIRST)

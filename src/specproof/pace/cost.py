@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Callable
 from math import inf, log2
 from statistics import median
 
@@ -75,9 +76,12 @@ class Cost:
         share = (tokens - low) / (high - low)
         return self._level * ((1 - share) * self._shape[low] + share * self._shape[high])
 
-    def step(self, rows: int, reading: int, drafts: int) -> float:
-        """Expected seconds of a step without what reading takes; a draft costs what it adds beside all other tokens."""
-        return self(rows) + self(reading + rows + drafts) - self(reading + rows)
+    def of_step(self, rows: int, reading: int) -> Callable[[int], float]:
+        """Expected seconds of a step by its drafts, without what reading takes: a draft costs what it adds beside all
+        other tokens."""
+        tokens = reading + rows
+        less = self(tokens) - self(rows)
+        return lambda drafts: self(tokens + drafts) - less
 
     def _last_exponent(self) -> float:
         most = self._tokens[-1]
