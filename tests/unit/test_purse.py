@@ -38,9 +38,10 @@ def test_what_was_won_counts_up_to_a_limit_only():
 def test_a_loan_must_come_back_within_some_steps():
     purse = opened()
     assert purse.credit == CREDIT
+    purse.book(-START)
     assert purse.lend(purse.credit)
     assert not purse.lend(0.1), "no more than its credit at a time"
-    purse.book(-START - purse.credit + 0.5)
+    purse.book(-purse.credit + 0.5)
     assert purse.has(), "what was lent may be owed for a while"
     for _ in range(120):
         purse.pass_time(1.0)
@@ -68,12 +69,12 @@ def begin(made):
     made.begin(WORTHS, lambda drafts: price(len(WORTHS) + drafts))
 
 
-def rounds():
+def rounds(purse=None):
     """Of four rows; a clock that only the test moves."""
     clock, cost, chances = [0.0], Cost(), Chances()
     for n in (4, 4, 8, 8, 16, 32):
         cost.learn(n, price(n))
-    made = Rounds(cost, chances, opened(), lambda: clock[0])
+    made = Rounds(cost, chances, purse or opened(), lambda: clock[0])
     begin(made)
     return made, chances, clock
 
@@ -98,6 +99,23 @@ def test_a_model_of_which_nothing_is_known_tries_the_row_that_has_least_to_read(
     begin(made)
     assert made.go_on(nexts([1, 1, 2, 1])) == [True] * 4
     assert not made.explores
+
+
+def test_a_row_that_was_read_is_tried_again_whatever_is_owed():
+    purse = Purse()
+    purse.foresee(20, 1)
+    made, _, _ = rounds(purse)
+    made.prefilled(1, 1.0)  # reading is dear
+    assert purse.lend(purse.credit)
+    assert made.go_on(nexts([500, 200, 400, 300])) == [False] * 4, "nothing more is lent"
+    assert made.go_on(nexts([500, 2, 400, 300])) == [False, True, False, False]
+
+
+def test_what_the_balance_can_pay_needs_no_loan():
+    purse = opened()
+    assert purse.lend(purse.credit)
+    assert not purse.lend(START + 0.1)
+    assert purse.lend(START)
 
 
 def test_a_model_that_is_wrong_or_dear_is_not_asked_on():

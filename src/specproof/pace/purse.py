@@ -14,7 +14,7 @@ class Purse:
 
     Estimates may be wrong; this bounds what that costs: beyond what it opens with and its credit, all drafting together
     loses at most SHARE of the time (and MOST of what it won earlier). What a model must read before it can draft is
-    lent: it must come back in the steps that follow, some thirty of them.
+    lent, beyond what the balance has: it must come back in the steps that follow, some thirty of them.
     """
 
     def __init__(self) -> None:
@@ -40,8 +40,9 @@ class Purse:
         return self.balance + self._lent > steps
 
     def lend(self, steps: float) -> bool:
-        """Whether this much more may be owed for a while; it is booked like all else when it is spent."""
-        if self._lent + steps > self.credit:
+        """Whether this much more may be spent on reading: from the balance, or owed for a while. It is booked like all
+        else when it is spent."""
+        if self._lent + steps > self.credit + max(0.0, self.balance):
             return False
         self._lent += steps
         return True

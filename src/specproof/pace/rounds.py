@@ -92,18 +92,20 @@ class Rounds:
 
     def _affordable(self, nexts: Sequence[NextDraft], chosen: Sequence[bool]) -> list[bool]:
         """Those of the chosen whose reading the purse lends."""
-        plain, affordable = self._target(self._num_rows), [False] * len(nexts)
+        affordable = [False] * len(nexts)
         for i in sorted(range(len(nexts)), key=lambda i: nexts[i].unread):
-            reading = self._read_seconds(nexts[i].unread) / plain
-            affordable[i] = chosen[i] and (nexts[i].unread <= LITTLE or self._purse.lend(reading))
+            affordable[i] = chosen[i] and self._may_read(nexts[i].unread)
         return affordable
+
+    def _may_read(self, unread: int) -> bool:
+        """Whether the purse lends the reading; a little needs no loan."""
+        return unread <= LITTLE or self._purse.lend(self._read_seconds(unread) / self._target(self._num_rows))
 
     def _explore(self, nexts: Sequence[NextDraft]) -> list[bool]:
         """The row that has least to read, if the purse can pay for a round and lends the reading."""
         cheapest = min(range(len(nexts)), key=lambda i: nexts[i].unread)
-        plain = self._target(self._num_rows)
-        reading = self._read_seconds(nexts[cheapest].unread) / plain
-        self.explores = self._purse.has(self._seconds(1) / plain) and self._purse.lend(reading)
+        price = self._seconds(1) / self._target(self._num_rows)
+        self.explores = self._purse.has(price) and self._may_read(nexts[cheapest].unread)
         return [self.explores and i == cheapest for i in range(len(nexts))]
 
     def _seconds(self, rows: int) -> float:
