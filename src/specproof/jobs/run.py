@@ -22,7 +22,7 @@ from specproof.request import Request
 from specproof.tokenizer import Tokenizer
 
 CASCADE_MATCH = 3  # tokens that must match before a cascade trusts them more than its model
-MOST_CORPUS = 500_000  # tokens of a corpus that are indexed, about 250 bytes of memory each
+MOST_CORPUS = 500_000  # tokens of a corpus that are indexed, about 100 bytes of memory each
 
 
 def load_engine(job: Job, report: Callable[[str], None]) -> Engine:

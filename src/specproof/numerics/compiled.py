@@ -45,7 +45,6 @@ class Layers:
             )
         self._firsts = [self._kinds.index(kind) for kind in self._kinds]  # of each layer, the first of its kind
         self._code: dict[int, Callable[..., Any]] = {}  # by the first layer of a kind
-        self._forwards = [partial(self._forward, number, layer) for number, layer in enumerate(layers)]
         self.seconds = 0.0
         self._noted: dict[int, tuple[tuple, dict[str, Any]]] | None = None
 
@@ -55,9 +54,8 @@ class Layers:
 
         ids: (b, n), of the forward, at least two tokens. The compiled layers see (1, N).
         """
-        self._running, self._shape = running, ids.shape
-        for layer, forward in zip(layers, self._forwards, strict=True):
-            vars(layer)["forward"] = forward
+        for number, layer in enumerate(layers):
+            vars(layer)["forward"] = partial(self._forward, running, ids.shape, number, layer)
         try:
             yield
         finally:
@@ -86,8 +84,10 @@ class Layers:
             self._code[first] = _compile(layer, args, kwargs)
         return self._code[first](layer, args, kwargs)
 
-    def _forward(self, number: int, layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        self._running.layer, shape = number, self._shape
+    def _forward(
+        self, running: Running, shape: torch.Size, number: int, layer: nn.Module, *args: Any, **kwargs: Any
+    ) -> Any:
+        running.layer = number
         kwargs.pop("attention_plan", None)
         if shape[0] == 1:  # flat as it is
             kwargs = {name: _unaware(value) for name, value in kwargs.items()}
