@@ -69,7 +69,8 @@ class Engine:
         require_supported(self.target, self.config.attention)
         self.drafter = as_drafter(drafter, self.target, self.tokenizer, draft_tokenizer, self.config)
         self._clock = clock
-        self.pace = pace or (Adaptive(clock) if self.config.adaptive and self.drafter else Fixed())
+        waits = self.target.device.type == "cpu"
+        self.pace = pace or (Adaptive(clock, waits) if self.config.adaptive and self.drafter else Fixed())
         if isinstance(self.drafter, PricedDrafter):
             self.drafter.go_on = self.pace.go_on
         self.statistics = Statistics()

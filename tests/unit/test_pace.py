@@ -9,8 +9,9 @@ from priced import PricedClock, decode_priced
 
 from specproof import Engine, EngineConfig, Request
 from specproof.drafters import DraftRow, PromptLookup, Scripted
-from specproof.pace import Adaptive, Fixed
+from specproof.pace import Adaptive, Fixed, Outlook
 from specproof.reference import decode_reference
+from specproof.step import PrefillChunk, StepRecord
 
 PROMPT = [(7 * i + 3) % 50 for i in range(12)]
 LONG = [Request([*PROMPT, i], max_new_tokens=110, request_id=f"row{i}") for i in range(4)]
@@ -163,3 +164,13 @@ def test_a_script_that_never_proposes_costs_nothing():
     )
     assert sum(drafted(records)) == 0
     assert seconds == plain_seconds(dear)
+
+
+def test_where_the_host_does_not_wait_a_step_of_prompts_alone_has_no_price():
+    prompts = StepRecord(0, (), (PrefillChunk("row0", 0, 64),), (), (), 0, False, False, 64, 1e-6)
+    for waits in (True, False):
+        pace = Adaptive(waits=waits)
+        for _ in range(2):
+            pace(prompts)
+        assert pace.asks(Outlook({"row0": 100})) is False
+        assert pace._cost.knows(64, 2) is waits

@@ -28,10 +28,12 @@ class Adaptive:
     """Prices are the seconds of forwards, measured while running; gains are chances of acceptance, learnt likewise.
 
     Nothing here depends on anything but the clock and the records: with a scripted clock every decision is determined.
+    waits: whether the host waits for every forward. On CUDA it does only where tokens are chosen: what a step takes that
+    only reads prompts is not seen then.
     """
 
-    def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
-        self._clock = clock
+    def __init__(self, clock: Callable[[], float] = perf_counter, waits: bool = True) -> None:
+        self._clock, self._waits = clock, waits
         self._cost = Cost()
         self._chances = Chances()
         self._purse = Purse()
@@ -91,9 +93,10 @@ class Adaptive:
         self._worth.learn(record)
         seconds = record.seconds - record.draft_seconds
         read = sum(chunk.length for chunk in record.prefilled)
-        if read:
-            self._rounds.prefilled(read, seconds)
-        self._cost.learn(record.num_tokens, seconds)
+        if record.rows or self._waits:
+            self._cost.learn(record.num_tokens, seconds)
+            if read:
+                self._rounds.prefilled(read, seconds)
         if not record.rows:
             return
         plain = self._cost(len(record.rows))
