@@ -28,8 +28,8 @@ class Adaptive:
     """Prices are the seconds of forwards, measured while running; gains are chances of acceptance, learnt likewise.
 
     Nothing here depends on anything but the clock and the records: with a scripted clock every decision is determined.
-    waits: whether the host waits for every forward. On CUDA it does only where tokens are chosen: what a step takes that
-    only reads prompts is not seen then.
+    waits: whether the host waits for every forward. On CUDA it does only where tokens are chosen: what a step takes
+    that only reads prompts is not seen then.
     """
 
     def __init__(self, clock: Callable[[], float] = perf_counter, waits: bool = True) -> None:
