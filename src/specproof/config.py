@@ -98,7 +98,10 @@ class EngineConfig:
                 "numerics is 'invariant' and pack is off, but invariant products need packed weights; "
                 "pack them, or take numerics auto or fast"
             )
-        if self.draft_head is not None and (not isinstance(self.draft_head, int) or self.draft_head < 1):
+        if not isinstance(self.adaptive, bool):
+            raise ConfigError(f"adaptive is {self.adaptive!r}; it must be True or False")
+        head = self.draft_head
+        if head is not None and (not isinstance(head, int) or isinstance(head, bool) or head < 1):
             raise ConfigError(f"draft_head is {self.draft_head!r}; it must be a whole number of at least 1, or None")
         if self.parts.scheduler == "same-length" and self.window < self.batch_size:
             raise ConfigError(

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sized
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
@@ -175,18 +176,17 @@ class Engine:
     def _draft(self, schedule: Schedule) -> Proposal:
         """Ask the drafter about the rows that can use a draft: a row with one token left needs none."""
         k, decode = self.config.num_draft_tokens, schedule.decode
-        if self.drafter is None or not k or not any(row.remaining > 1 for row in decode):
+        if self.drafter is None or not k or not decode:
             return NO_DRAFTS
         decoding = {row.request_id: row.remaining for row in decode}
         reading = sum(length for _, length in schedule.prefill)
-        if not self.pace.asks(Outlook(decoding, self.num_unfinished - len(decode), reading)):
+        asks = self.pace.asks(Outlook(decoding, self.num_unfinished - len(decode), reading))
+        rows = [_draft_row(row, min(k, row.remaining - 1)) for row in decode if row.remaining > 1] if asks else []
+        if not rows:
             return NO_DRAFTS
-        rows = [_draft_row(row, min(k, row.remaining - 1)) for row in decode if row.remaining > 1]
-        try:
-            proposed = self.drafter.propose(rows, k)
-        except Exception as error:  # code of the user's
-            raise DrafterError(f"the drafter failed: {type(error).__name__}: {error}") from error
-        return self.pace.cut(check_proposal(proposed, rows, k, self.target.vocab_size))
+        with _users_code():
+            proposal = check_proposal(self.drafter.propose(rows, k), rows, k, self.target.vocab_size)
+        return self.pace.cut(proposal)
 
     def _verify(self, schedule: Schedule, proposal: Proposal) -> tuple[list[list[int]], list[list[int]]]:
         """For each row that decodes, its drafts and the target's choices (one more than drafts).
@@ -253,9 +253,10 @@ class Engine:
             if end.reason is not None:
                 finished.append(self._finish(row, end))
         if isinstance(self.drafter, StatefulDrafter):
-            self.drafter.commit({step.request_id: step.num_accepted for step in steps})
-            for output in finished:
-                self.drafter.release(output.request_id)
+            with _users_code():
+                self.drafter.commit({step.request_id: step.num_accepted for step in steps})
+                for output in finished:
+                    self.drafter.release(output.request_id)
         record = StepRecord(
             index=self._num_steps,
             admitted=tuple(row.request_id for row in schedule.admitted),
@@ -300,12 +301,24 @@ class Engine:
 
     def abandon(self) -> None:
         """Forget rows that are not finished, so that the engine can be used again after an error or a closed stream."""
-        if isinstance(self.drafter, StatefulDrafter):
-            for name in self._running:
-                self.drafter.release(name)
+        running, self._running = self._running, {}
         self.layout.clear()
-        self._running = {}
         self._scheduler = SCHEDULERS[self.config.parts.scheduler](self.config)
+        if isinstance(self.drafter, StatefulDrafter):
+            with _users_code():
+                for name in running:
+                    self.drafter.release(name)
+
+
+@contextmanager
+def _users_code() -> Iterator[None]:
+    """Calls of a drafter, and reading what it answered: whatever goes wrong is told as its failure."""
+    try:
+        yield
+    except DrafterError:
+        raise
+    except Exception as error:
+        raise DrafterError(f"the drafter failed: {type(error).__name__}: {error}") from error
 
 
 def _length(ids: object) -> int:

@@ -113,6 +113,8 @@ def _confidence(given: Sequence[Confidence] | None, rows: Sequence[DraftRow]) ->
     if len(given) != len(rows):
         raise DrafterError(f"the drafter gave its confidence in {len(given)} rows of {len(rows)}")
     for row, confidence in zip(rows, given, strict=True):
+        if not isinstance(confidence, Confidence) or not isinstance(confidence.source, str):
+            raise DrafterError(f"row {row.request_id}: {confidence!r} is no Confidence with a name as its source")
         for chance in confidence.chances:
             if not isinstance(chance, Real) or not 0 <= chance <= 1:
                 raise DrafterError(f"row {row.request_id}: confidence {chance!r} is no chance from 0 to 1")

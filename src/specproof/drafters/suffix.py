@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from specproof.drafters.drafter import Confidence, DraftRow, HostDrafts
 from specproof.drafters.prompt_lookup import match_chances
+from specproof.errors import ConfigError
 
 SOURCE = "suffix"
 LONGEST = 32  # tokens of a match that are looked at
@@ -102,14 +103,22 @@ class Suffix:
     """Takes the longest match among three indexes: the row itself, outputs of all rows so far, and a corpus.
 
     The row itself wins over others of equal length. corpus: texts as ids, kept for good. size: shortest match. memory:
-    tokens of finished outputs to remember, at least; twice as many at most.
+    tokens of finished outputs to remember, at least; twice as many at most. Of a row it knows what it was asked about.
+    Raises ConfigError for a size below 1, a negative memory, or a corpus that is no lists of ids.
     """
 
     def __init__(self, corpus: Iterable[Sequence[int]] = (), size: int = 2, memory: int = 100_000) -> None:
+        for name, value, least in (("size", size, 1), ("memory", memory, 0)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ConfigError(f"{name} is {value!r}; it must be a whole number of at least {least}")
         self._size, self._memory = size, memory
         self._rows: dict[str, _Row] = {}
         self._corpus = SuffixIndex(size)
         for text in corpus:
+            if isinstance(text, str) or not isinstance(text, Iterable):
+                raise ConfigError(
+                    f"a text of the corpus is {text!r}; each must be a list of ids, as a tokenizer gives them"
+                )
             self._corpus.add(tuple(text))
         self._older, self._outputs, self._held = SuffixIndex(size), SuffixIndex(size), 0
 
