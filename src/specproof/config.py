@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from specproof.errors import ConfigError
+from specproof.whole import is_whole
 
 LAYOUT_NAMES = ("slotted", "left-padded")
 SCHEDULER_NAMES = ("continuous", "static", "same-length")
@@ -91,7 +92,7 @@ class EngineConfig:
                 _one_of(name, value, known)
         for name, least in (("batch_size", 1), ("num_draft_tokens", 0), ("prefill_chunk", 1), ("window", 1)):
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            if not is_whole(value, least):
                 raise ConfigError(f"{name} is {value!r}; it must be a whole number of at least {least}")
         if self.numerics == "invariant" and not self.pack:
             raise ConfigError(
@@ -100,8 +101,7 @@ class EngineConfig:
             )
         if not isinstance(self.adaptive, bool):
             raise ConfigError(f"adaptive is {self.adaptive!r}; it must be True or False")
-        head = self.draft_head
-        if head is not None and (not isinstance(head, int) or isinstance(head, bool) or head < 1):
+        if self.draft_head is not None and not is_whole(self.draft_head, 1):
             raise ConfigError(f"draft_head is {self.draft_head!r}; it must be a whole number of at least 1, or None")
         if self.parts.scheduler == "same-length" and self.window < self.batch_size:
             raise ConfigError(

@@ -22,7 +22,7 @@ class TokenizerMismatchError(SpecproofError):
 
 
 class DrafterError(SpecproofError):
-    """A drafter returned something that cannot be a draft (wrong number of rows, ids outside the vocabulary)."""
+    """A drafter failed, or returned what cannot be a draft (wrong number of rows, ids outside the vocabulary)."""
 
 
 class InputError(SpecproofError):

@@ -8,6 +8,7 @@ from specproof.lm import LM
 from specproof.request import Request
 from specproof.sequence import Sequence
 from specproof.tokenizer import Tokenizer
+from specproof.whole import is_whole
 
 
 def admit(request: Request, request_id: str, lm: LM, tokenizer: Tokenizer | None) -> Sequence:
@@ -19,7 +20,7 @@ def admit(request: Request, request_id: str, lm: LM, tokenizer: Tokenizer | None
     prompt = _ids("prompt_ids", request.prompt_ids, lm.vocab_size) or _bos(lm, tokenizer)
     for name, least in (("max_new_tokens", 1), ("min_new_tokens", 0)):
         value = getattr(request, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        if not is_whole(value, least):
             raise RequestError(f"{name} is {value!r}; it must be a whole number of at least {least}")
     if request.min_new_tokens > request.max_new_tokens:
         raise RequestError(f"min_new_tokens {request.min_new_tokens} exceeds max_new_tokens {request.max_new_tokens}")

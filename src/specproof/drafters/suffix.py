@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from specproof.drafters.drafter import Confidence, DraftRow, HostDrafts
 from specproof.drafters.prompt_lookup import match_chances
 from specproof.errors import ConfigError
+from specproof.whole import is_whole
 
 SOURCE = "suffix"
 LONGEST = 32  # tokens of a match that are looked at
@@ -109,7 +110,7 @@ class Suffix:
 
     def __init__(self, corpus: Iterable[Sequence[int]] = (), size: int = 2, memory: int = 100_000) -> None:
         for name, value, least in (("size", size, 1), ("memory", memory, 0)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            if not is_whole(value, least):
                 raise ConfigError(f"{name} is {value!r}; it must be a whole number of at least {least}")
         self._size, self._memory = size, memory
         self._rows: dict[str, _Row] = {}

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from specproof.whole import is_whole
+
 SHOWN_DIGITS = 24
 
 
@@ -26,7 +28,7 @@ def a_list(name: str, value: Any) -> list[Any]:
 
 
 def whole(name: str, value: Any, least: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+    if not is_whole(value, least):
         shown = brief(value) if isinstance(value, int | float) else kind(value)
         raise BadLine(f"{name} is {shown}; give a whole number of at least {least}")
     return value
