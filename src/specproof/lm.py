@@ -133,7 +133,7 @@ class LM:
     def _compiled(self, kv: StepCache, ids: Tensor) -> Iterator[None]:
         """Have the model's layers run compiled for one forward; the model is left as it was."""
         layers, compiled = compiled_layers(self.model, kv.plan.numerics.packed)
-        step = RunningStep(kv)
+        step = RunningStep(kv, ids.numel())
         attention = _attention(self.model.config, COMPILED_ATTENTION_NAME)
         with during(step), compiled.running(layers, step, ids), attention:
             yield

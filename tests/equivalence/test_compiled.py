@@ -4,6 +4,7 @@ import copy
 import gc
 import json
 import weakref
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -18,8 +19,12 @@ from specproof.audit.auditor import audit_engine
 from specproof.cli.app import app
 from specproof.drafters import DraftRow, PromptLookup, Scripted
 from specproof.errors import ConfigError
+from specproof.kv.cells import Cells
+from specproof.kv.transformers_cache import RunningStep
 from specproof.lm import LM
 from specproof.numerics.artifact import compiler
+from specproof.numerics.choose import INVARIANT
+from specproof.numerics.probe import probe
 from specproof.reference import decode_reference
 
 pytestmark = pytest.mark.skipif(
@@ -74,6 +79,38 @@ def test_every_method_gives_the_bits_of_a_row_alone_and_compiles_nothing_more(fa
     assert 0 < accepted < drafted
     assert counters["stats"]["unique_graphs"] == compiled
     assert not any("forward" in vars(module) for module in lm.model.modules())
+
+
+def test_steps_of_one_block_attend_in_their_graph(monkeypatch):
+    lm, steps = target("llama", torch.bfloat16), []
+    attend = RunningStep.attend
+
+    def watched(self, *args):
+        steps.append(self)
+        return attend(self, *args)
+
+    monkeypatch.setattr(RunningStep, "attend", watched)
+    found = decode_bits(lm, ROWS[:3], method="target-only", batch_size=3, compile=True)
+    assert not rows_that_differ(found, {name: alone("llama", torch.bfloat16)[name] for name in found})
+    called = len({id(step) for step in steps})
+    assert 0 < called <= 3  # the forwards of the prompts; the probe's verdict is known
+    assert max(len(bits.output.token_ids) for bits in found.values()) > 5
+
+
+def test_a_graph_that_attends_to_other_rows_is_named_by_the_probe(monkeypatch):
+    lm = target("llama", torch.bfloat16)
+    numerics = replace(INVARIANT, compiled=True)
+
+    def said():
+        return {f.op: f for f in probe(lm, "sdpa", "slotted", numerics, 64) if "in its graph" in f.op}
+
+    alone("llama", torch.bfloat16)  # compiled, and skipped where there is nothing to prove
+    assert len(said()) == 1
+    assert all(finding.holds for finding in said().values())
+    of_rows = Cells.of_rows
+    monkeypatch.setattr(Cells, "of_rows", lambda self, layer, at, count: of_rows(self, layer, max(0, at - 1), count))
+    (finding,) = said().values()
+    assert finding.depends_on == ("the graph, steps of tokens (4, 4, 15, 8, 63, 64)",)
 
 
 @pytest.mark.parametrize("pack", [True, False])
@@ -167,9 +204,9 @@ def test_another_process_need_not_compile_again(monkeypatch, tmp_path):
         before = counters["stats"]["unique_graphs"]
         outputs.append(Engine(tiny_lm("llama", dtype=torch.float32), config=config).generate([request])[0].token_ids)
         traced.append(counters["stats"]["unique_graphs"] - before)
-    assert traced == [1, 0]
+    assert traced == [2, 0]  # for any step, and for short ones
     assert outputs[0] == outputs[1]
-    (saved,) = (tmp_path / "compiled").glob("*.bin")
+    saved, _ = sorted((tmp_path / "compiled").glob("*.bin"))
     whole = saved.read_bytes()
     for damaged in (b"no code", whole[:-1] + bytes([whole[-1] ^ 1]), whole[:1000]):
         saved.write_bytes(damaged)

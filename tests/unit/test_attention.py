@@ -8,7 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specproof.kv.attention import AttentionPlan, Block
+from specproof.kv.attention import AttentionPlan, Block, OneBlock
+from specproof.kv.cells import Cells
+from specproof.numerics.rule import PLAIN, Numerics
 
 KV_HEADS, GROUPS, D = 2, 3, 4
 
@@ -136,3 +138,66 @@ def test_masks_are_built_once_for_all_layers(states):
     for layer in (0, 1, 0, 1):
         one.attend(layer, query, keys, values, None, None)
     assert len(one.masks) == 4  # two blocks, with and without a window
+
+
+@st.composite
+def single_blocks(draw):
+    """Rows of the cells, the first of them, and each row's columns: neighbours, ragged or not."""
+    count, longest = draw(st.integers(1, 4)), draw(st.integers(1, 4))
+    rows = [
+        list(range(start, start + draw(st.integers(1, longest))))
+        for start in draw(st.lists(st.integers(0, 6), min_size=count, max_size=count))
+    ]
+    return draw(st.integers(0, 2)), rows, draw(st.integers(0, 3)), draw(st.sampled_from([None, 3]))
+
+
+@pytest.mark.parametrize("numerics", [PLAIN, Numerics(True, True, "added query rows")], ids=["plain", "rule"])
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(case=single_blocks())
+def test_one_block_in_tensors_alone_keeps_and_attends_as_the_plan_does(numerics, case):
+    first, rows, fillers, window = case
+    m, generator = max(map(len, rows)), torch.Generator().manual_seed(len(rows))
+    cells, twin = Cells(), Cells()
+    for one in (cells, twin):
+        one.reshape(first + len(rows) + 1, 12)
+    offsets = [sum(map(len, rows[:i])) for i in range(len(rows))]
+    whole = all(len(row) == m for row in rows)
+    queries = torch.tensor([offsets[i] + min(j, len(row) - 1) for i, row in enumerate(rows) for j in range(m)])
+    columns = torch.tensor([[row[min(j, len(row) - 1)] for j in range(m)] for row in rows])
+    order = torch.tensor([i * m + j for i, row in enumerate(rows) for j in range(len(row))])
+    block = Block(slice(first, first + len(rows)), slice(0, len(queries)) if whole else queries, columns, None, 12)
+    plan = AttentionPlan([block], slice(None) if whole else order, (window,), "sdpa", numerics)
+    index = torch.tensor([(first + i) * 12 + place for i, row in enumerate(rows) for place in row])
+
+    def normal(heads, count):
+        return torch.randn(1, heads, count, D, generator=generator, dtype=torch.float64)
+
+    places = cells.rows * 12
+    held = [normal(KV_HEADS, places)[0] for _ in range(2)]
+    for one in (cells, twin):
+        one.write(0, torch.arange(places), *held)
+    kept = len(index)
+    query, key, value = normal(KV_HEADS * GROUPS, kept + fillers), *(normal(KV_HEADS, kept + fillers) for _ in range(2))
+
+    cells.write(0, index, key[0, :, :kept], value[0, :, :kept])
+    expected = plan.attend(0, query[:, :, :kept], *cells.view(0), 0.7, None)
+    found = plan.one_block(index, twin.rows, 12, kept + fillers)
+    assert found is not None
+    at, *indices = found
+    mask = plan.mask(0, 0, GROUPS, torch.float64, torch.device("cpu"))
+    one = OneBlock(*twin.of_rows(0, at, len(rows)), *indices, mask)
+    result = one.attend(query, key, value, 0.7)
+
+    assert result.shape == (1, kept + fillers, KV_HEADS * GROUPS, D)
+    assert torch.equal(result[:, :kept], expected)
+    assert torch.equal(cells.keys[0], twin.keys[0])
+    assert torch.equal(cells.values[0], twin.values[0])
+    assert result[0, :kept].flatten(1).unique(dim=0).shape[0] == kept
+
+
+def test_more_blocks_or_rows_apart_are_not_one_block():
+    for span in (True, False):
+        assert plan("sdpa", None, span).one_block(torch.arange(len(TOKENS)), 4, 12, len(TOKENS)) is None
+    apart = plan("sdpa", None, False)
+    apart.blocks = apart.blocks[:1]
+    assert apart.one_block(torch.arange(6), 4, 12, 6) is None

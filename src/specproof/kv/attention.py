@@ -6,6 +6,7 @@ G = H / Hkv, D head size.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,6 +42,37 @@ class Block:
         return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)[:, None]
 
 
+class OneBlock(NamedTuple):
+    """All that one layer's attention needs where a forward is one block of neighbouring rows: tensors alone.
+
+    So a compiled graph can hold it. keys, values: (Hkv, R, capacity, D), the rows' cells, no copy. index: (n,) where
+    among these each of the first n tokens is kept. queries: (R, m) which of the N tokens. order: (N,) where each
+    token's result lies among the R * m. mask: (R, 1, G * m + added, L).
+    """
+
+    keys: Tensor
+    values: Tensor
+    index: Tensor
+    queries: Tensor
+    order: Tensor
+    mask: Tensor
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+        """Keep keys and values, (1, Hkv, N, D), in their cells, and attend. query: (1, H, N, D). -> (1, N, H, D)."""
+        kv_heads, _, capacity, _ = self.keys.shape
+        head = torch.arange(kv_heads, device=self.keys.device)[:, None]
+        at = head, self.index // capacity, self.index % capacity
+        self.keys[at] = key[0].narrow(1, 0, self.index.shape[0])
+        self.values[at] = value[0].narrow(1, 0, self.index.shape[0])
+        count, m = self.queries.shape
+        folded = _by_kv_head(query[0].index_select(1, self.queries.flatten()), kv_heads, count).flatten(2, 3)
+        rows = folded.shape[2]
+        folded = pad(folded, (0, 0, 0, self.mask.shape[2] - rows))
+        keys, values = (t.transpose(0, 1).narrow(2, 0, self.mask.shape[3]) for t in (self.keys, self.values))
+        out = scaled_dot_product_attention(folded, keys, values, attn_mask=self.mask, scale=scale)
+        return _by_query(out.narrow(2, 0, rows), m).index_select(0, self.order)[None]
+
+
 @dataclass
 class AttentionPlan:
     """All blocks of one forward. order: where each token's result lies among the blocks' results, a slice or (N,).
@@ -56,6 +88,22 @@ class AttentionPlan:
     numerics: Numerics = PLAIN  # how the blocks were cut; how the model's products are to be computed
     masks: dict[tuple, Tensor] = field(default_factory=dict)
     buffers: dict[tuple, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def one_block(
+        self, index: Tensor, rows: int, capacity: int, count: int
+    ) -> tuple[int, Tensor, Tensor, Tensor] | None:
+        """The first row of the only block, and `index`, `queries` and `order` as OneBlock has them.
+
+        None if there are more blocks, or if the rows are not neighbours. index: flat cells of the tokens that are
+        kept. rows, capacity: of the cells. count: N.
+        """
+        block = self.blocks[0]
+        if len(self.blocks) > 1 or not isinstance(block.rows, slice):
+            return None
+        first, _, _ = block.rows.indices(rows)
+        queries = _index(block.queries, count, index.device).view(block.columns.shape)
+        order = _index(self.order, queries.numel(), index.device)
+        return first, index - first * capacity, queries, pad(order, (0, count - len(order)))
 
     def attend(
         self, layer: int, query: Tensor, keys: Tensor, values: Tensor, scale: float | None, softcap: float | None
@@ -86,20 +134,16 @@ class AttentionPlan:
         count, m = block.columns.shape
         kv_heads = keys.shape[1]
         groups = tokens.shape[0] // kv_heads
-        # The query heads of one KV head are folded into the query length, so that K and V are never copied per head.
-        tokens = _take(tokens, 1, block.queries).view(kv_heads, groups, count, m, -1).permute(2, 0, 1, 3, 4)
+        tokens = _by_kv_head(_take(tokens, 1, block.queries), kv_heads, count)
         rows = groups * m
         more = self.numerics.query_rows(rows) - rows
         folded = self._with_rows(number, tokens, more) if more else tokens.reshape(count, kv_heads, rows, -1)
-        mask = self._mask(number, self.windows[layer], groups, more, folded.dtype, folded.device)
+        mask = self.mask(number, layer, groups, folded.dtype, folded.device)
         if self.kind == "eager" or softcap is not None:
             out = _eager(folded, keys, values, mask, scale, softcap)
         else:
             out = scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=scale)
-        if more:
-            out = out.narrow(2, 0, rows)
-        out = out.view(count, kv_heads, groups, m, -1)
-        return out.permute(0, 3, 1, 2, 4).reshape(count * m, kv_heads * groups, -1)
+        return _by_query(out.narrow(2, 0, rows) if more else out, m)
 
     def _with_rows(self, number: int, tokens: Tensor, more: int) -> Tensor:
         """(R, Hkv, G, m, D) -> (R, Hkv, G * m + more, D), zeros added; good until the next layer asks."""
@@ -112,15 +156,30 @@ class AttentionPlan:
         own.copy_(tokens)
         return whole
 
-    def _mask(
-        self, number: int, window: int | None, groups: int, more: int, dtype: torch.dtype, device: torch.device
-    ) -> Tensor:
-        """(R, 1, G * m + more, L): the rows that were added see all places, and nobody sees them."""
-        key = (number, window, groups, dtype, device)
+    def mask(self, number: int, layer: int, groups: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """(R, 1, G * m + added, L): the rows that were added see all places, and nobody sees them."""
+        key = (number, self.windows[layer], groups, dtype, device)
         if key not in self.masks:
-            mask = self.blocks[number].mask(window, dtype).repeat(1, 1, groups, 1)
-            self.masks[key] = pad(mask, (0, 0, 0, more)).to(device)
+            mask = self.blocks[number].mask(self.windows[layer], dtype).repeat(1, 1, groups, 1)
+            rows = mask.shape[2]
+            self.masks[key] = pad(mask, (0, 0, 0, self.numerics.query_rows(rows) - rows)).to(device)
         return self.masks[key]
+
+
+def _by_kv_head(tokens: Tensor, kv_heads: int, count: int) -> Tensor:
+    """(H, R * m, D) -> (R, Hkv, G, m, D): so the query heads of one key head become rows of one product with it.
+
+    Keys and values are then never copied per head.
+    """
+    heads, queries, size = tokens.shape
+    return tokens.view(kv_heads, heads // kv_heads, count, queries // count, size).permute(2, 0, 1, 3, 4)
+
+
+def _by_query(out: Tensor, m: int) -> Tensor:
+    """(R, Hkv, G * m, D) -> (R * m, H, D)"""
+    count, kv_heads, rows, size = out.shape
+    by_query = out.view(count, kv_heads, rows // m, m, size).permute(0, 3, 1, 2, 4)
+    return by_query.reshape(count * m, kv_heads * (rows // m), size)
 
 
 def _take(tensor: Tensor, dim: int, index: slice | Tensor) -> Tensor:
@@ -130,6 +189,10 @@ def _take(tensor: Tensor, dim: int, index: slice | Tensor) -> Tensor:
         start, end, _ = index.indices(size)
         return tensor if end - start == size else tensor.narrow(dim, start, end - start)
     return tensor.index_select(dim, index.to(tensor.device, non_blocking=True))
+
+
+def _index(index: slice | Tensor, size: int, device: torch.device) -> Tensor:
+    return torch.arange(*index.indices(size), device=device) if isinstance(index, slice) else index
 
 
 def _eager(

@@ -18,7 +18,7 @@ class Cells:
         self.capacity = 0
         self.keys: dict[int, Tensor] = {}  # layer -> (H, rows * capacity, D)
         self.values: dict[int, Tensor] = {}
-        self._views: dict[int, tuple[Tensor, Tensor]] = {}  # see `view`
+        self._views: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}  # by the arguments of `view` and `of_rows`
         self.ledger: Ledger | None = None
 
     def write(self, layer: int, index: Tensor, keys: Tensor, values: Tensor) -> None:
@@ -31,11 +31,18 @@ class Cells:
 
     def view(self, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values of a layer as (rows, H, capacity, D), without copying."""
-        if layer not in self._views:
+        if (layer,) not in self._views:
             shape = (self.rows, self.capacity)
             keys, values = (t[layer].unflatten(1, shape).transpose(0, 1) for t in (self.keys, self.values))
-            self._views[layer] = keys, values
-        return self._views[layer]
+            self._views[layer,] = keys, values
+        return self._views[layer,]
+
+    def of_rows(self, layer: int, first: int, count: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of `count` rows from `first` on as (H, count, capacity, D), without copying."""
+        if (layer, first, count) not in self._views:
+            keys, values = (t.transpose(0, 1).narrow(1, first, count) for t in self.view(layer))
+            self._views[layer, first, count] = keys, values
+        return self._views[layer, first, count]
 
     def wipe(self, index: Tensor) -> None:
         """Zero these cells, (N,) long, in all layers: a masked cell that holds NaN still spoils what is summed."""

@@ -12,8 +12,9 @@ from transformers import AttentionInterface
 from transformers.cache_utils import Cache, DynamicCache
 
 from specproof.errors import UnsupportedModelError
-from specproof.kv.attention import AttentionPlan
+from specproof.kv.attention import AttentionPlan, OneBlock
 from specproof.kv.cells import Cells
+from specproof.numerics.rule import BLOCK, LEAST
 
 ATTENTION_NAME = "specproof"
 COMPILED_ATTENTION_NAME = "specproof-compiled"
@@ -77,15 +78,34 @@ PASSED_ON = _PassedOn()
 
 
 class RunningStep:
-    """A step as the operators in compiled layers know it (`specproof.numerics.opaque.Running`)."""
+    """A step as compiled layers and the operators in them know it (`specproof.numerics.opaque.Running`).
 
-    def __init__(self, kv: StepCache) -> None:
+    heads: query heads of the layer that attended last; None if its attention is none that a graph can hold.
+    """
+
+    def __init__(self, kv: StepCache, count: int) -> None:
+        """count: tokens of the forward."""
         self.layer = 0
+        self.heads: int | None = None
         self._kv = kv
+        holds = LEAST <= count <= BLOCK and kv.gathered is None and kv.index.device.type == "cpu"
+        self._one = kv.plan.one_block(kv.index, kv.cells.rows, kv.cells.capacity, count) if holds else None
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None, softcap: float | None) -> Tensor:
+        plain = self._kv.plan.kind == "sdpa" and softcap is None and query.shape[3] == value.shape[3]
+        self.heads = query.shape[1] if plain else None
         keys, values = self._kv.update(key, value, self.layer)
         return self._kv.plan.attend(self.layer, query, keys, values, scale, softcap)
+
+    def one_block(self, heads: int) -> OneBlock | None:
+        """What the running layer needs to attend in its graph; None if this step, or its memory, is not for that."""
+        cells = self._kv.cells
+        if self._one is None or self.layer not in cells.keys:
+            return None
+        first, index, queries, order = self._one
+        keys, values = cells.of_rows(self.layer, first, len(queries))
+        mask = self._kv.plan.mask(0, self.layer, heads // len(keys), keys.dtype, keys.device)
+        return OneBlock(keys, values, index, queries, order, mask)
 
 
 def growing_cache() -> DynamicCache:
@@ -148,10 +168,13 @@ def _compiled_attention_forward(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     softcap: float | None = None,
+    attention_plan: OneBlock | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Windows are not compared here: a forward that is not compiled comes before (see `Compilation`)."""
     _refuse(type(module).__name__, attention_mask, kwargs)
+    if attention_plan is not None:
+        return attention_plan.attend(query, key, value, scaling), None
     return torch.ops.specproof.attend(query, key, value, scaling, softcap), None
 
 

@@ -16,7 +16,7 @@ from specproof import __version__
 from specproof.embedded import embedded_folder
 from specproof.machine import cpu_name
 
-VERSION = 2  # of these files and of the operators that compiled layers call: raise it when they change
+VERSION = 3  # of these files and of the operators that compiled layers call: raise it when they change
 
 
 def load(about: Mapping[str, Any], names: dict[str, Any]) -> Any:

@@ -1,17 +1,18 @@
-"""Decoder layers compiled with `torch.compile`: one graph for all layers that are alike, and for any number of tokens.
+"""Decoder layers compiled with `torch.compile`: two graphs for all layers that are alike.
 
-A graph holds what a layer does row by row (norms, rotary embedding, activation, residual sums), fused; packed products
-and attention are operators of our own in it (`opaque.py`). Around the layers the model runs as it is. The layers'
-`forward` is replaced for the time of one forward of the model, so nothing has to be given back.
+A graph holds what a layer does row by row (norms, rotary embedding, activation, residual sums), fused. In the one, for
+any number of tokens, packed products and attention are operators of our own (`opaque.py`). The other is for steps of
+few tokens in one block (`OneBlock`), where calling such operators takes longer than some kernels: it holds attention
+and the writing of keys and values too. Both fuse the same and give the same bits, which the probe tries. Around the
+layers the model runs as it is. The layers' `forward` is replaced for the time of one forward of the model, so nothing
+has to be given back.
 """
 
-import hashlib
-import inspect
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
-from types import MethodType
+from importlib import import_module
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -21,30 +22,33 @@ from torch.utils._pytree import tree_flatten
 from transformers import PreTrainedModel
 
 from specproof.errors import ConfigError
+from specproof.kv.attention import OneBlock
 from specproof.kv.transformers_cache import PASSED_ON, StepCache
 from specproof.layers import decoder_layers
 from specproof.numerics.artifact import compiler, load, save
-from specproof.numerics.opaque import Running
-from specproof.numerics.packed import PackedLinear, linear_shape
+from specproof.numerics.kinds import fingerprint, kinds_of
+from specproof.numerics.opaque import Running, for_short
 
 MOST_KINDS = 8  # of layers in one model, each compiled once
 
 # Kernels run on one thread: in a decode step they are too short to share, and their bits then depend on no number of
 # threads. (Products and attention use all threads, as ever.)
 _OPTIONS = {"cpp.threads": 1, "size_asserts": False, "alignment_asserts": False}
+_SHAPES: Any = import_module("torch.fx.experimental._config")
 
 
 class Layers:
     """The layers of one model; the first forward compiles them. seconds: what getting them compiled took so far."""
 
     def __init__(self, layers: nn.ModuleList) -> None:
-        self._kinds = _kinds(layers)
+        self._kinds = kinds_of(layers)
         if len(set(self._kinds)) > MOST_KINDS:
             raise ConfigError(
                 f"the layers cannot be compiled: they are of {len(set(self._kinds))} kinds, at most {MOST_KINDS} can be"
             )
         self._firsts = [self._kinds.index(kind) for kind in self._kinds]  # of each layer, the first of its kind
-        self._code: dict[int, Callable[..., Any]] = {}  # by the first layer of a kind
+        self._code: dict[tuple[int, bool], Callable[..., Any]] = {}  # by the first layer of a kind, and whether short
+        self._heads: dict[int, int | None] = {}  # by the first layer of a kind; see Running
         self.seconds = 0.0
         self._noted: dict[int, tuple[tuple, dict[str, Any]]] | None = None
 
@@ -64,7 +68,7 @@ class Layers:
 
     def are(self, layers: nn.ModuleList) -> bool:
         """Whether these layers are what was compiled."""
-        return self._kinds == _kinds(layers)
+        return self._kinds == kinds_of(layers)
 
     @contextmanager
     def noting(self, calls: dict[int, tuple[tuple, dict[str, Any]]]) -> Iterator[None]:
@@ -76,24 +80,42 @@ class Layers:
             self._noted = None
 
     def run(self, number: int, layer: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """One layer; the operators in it work on what is running (see `opaque.during`)."""
-        first = self._firsts[number]
-        if self._noted is not None and first == number:
+        """One layer. It attends by itself if `kwargs` has a OneBlock as `attention_plan`.
+
+        If not, the operators in it work on what is running (see `opaque.during`).
+        """
+        first, is_short = self._firsts[number], "attention_plan" in kwargs
+        if self._noted is not None and first == number and not is_short:
             self._noted[number] = args, kwargs
-        if first not in self._code:
-            self._code[first] = _compile(layer, args, kwargs)
-        return self._code[first](layer, args, kwargs)
+        if (first, is_short) not in self._code:
+            self._code[first, is_short] = _compile(layer, args, kwargs)
+        return self._code[first, is_short](layer, args, kwargs)
 
     def _forward(
         self, running: Running, shape: torch.Size, number: int, layer: nn.Module, *args: Any, **kwargs: Any
     ) -> Any:
-        running.layer = number
+        running.layer, first = number, self._firsts[number]
         kwargs.pop("attention_plan", None)
         if shape[0] == 1:  # flat as it is
-            kwargs = {name: _unaware(value) for name, value in kwargs.items()}
-            return self.run(number, layer, tuple(map(_unaware, args)), kwargs)
-        kwargs = {name: _flat(value, shape) for name, value in kwargs.items()}
-        return _unflat(self.run(number, layer, _flat(args, shape), kwargs), shape)
+            args, kwargs = tuple(map(_unaware, args)), {name: _unaware(value) for name, value in kwargs.items()}
+        else:
+            args, kwargs = _flat(args, shape), {name: _flat(value, shape) for name, value in kwargs.items()}
+        block = self.block(running, number)
+        if block is not None:
+            kwargs["attention_plan"] = block
+        out = self.run(number, layer, args, kwargs)
+        if first not in self._heads:
+            self._heads[first] = running.heads
+        return out if shape[0] == 1 else _unflat(out, shape)
+
+    def attends(self, number: int) -> bool:
+        """Whether a layer that has run once has a graph for short steps."""
+        return self._heads.get(self._firsts[number]) is not None
+
+    def block(self, running: Running, number: int) -> OneBlock | None:
+        """With which the layer that is running attends by itself; None if it cannot in this step."""
+        heads = self._heads.get(self._firsts[number])
+        return None if heads is None else running.one_block(heads)
 
 
 def _unaware(value: Any) -> Any:
@@ -153,19 +175,61 @@ def why_not_compiled(model: PreTrainedModel) -> str | None:
 
 
 def _compile(layer: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Callable[[nn.Module, tuple, dict], Any]:
-    """A function of any layer of the same kind and any number of tokens from 2 on. It can never be compiled again."""
-    about = {"layer": _fingerprint(layer), "arguments": _shapes((args, kwargs))}
+    """A function of any layer of the same kind and any number of tokens from 2 on. It can never be compiled again.
+
+    With a OneBlock among the arguments: of LEAST to BLOCK tokens, and any such block.
+    """
+    is_short = "attention_plan" in kwargs
+    args, kwargs = _example(args, kwargs) if is_short else (args, kwargs)
+    about = {"layer": fingerprint(layer), "arguments": _shapes((args, kwargs))}
     made = load(about, vars(sys.modules[__name__]))
     if made is None:
         _mark_tokens((args, kwargs))
         options: Any = {**_OPTIONS, "guard_filter_fn": lambda guards: [False] * len(guards)}
         compiled: Any = torch.compile(_run, fullgraph=True, options=options)
-        # Nothing but the tokens varies, whatever other models this process has compiled.
-        with torch._dynamo.config.patch(automatic_dynamic_shapes=False, specialize_float=True):
+        # Nothing but the tokens varies, whatever other models this process has compiled; sizes that are equal in the
+        # example of a block need not be.
+        free = torch._dynamo.config.patch(automatic_dynamic_shapes=False, specialize_float=True)
+        shapes = _SHAPES.patch(use_duck_shape=not is_short)
+        with free, shapes, for_short() if is_short else nullcontext():
             made = compiled.aot_compile(((layer, args, kwargs), {}))
         save(about, made)
     made.disable_guard_check()
     return made
+
+
+def _example(args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    """Arguments for any block: no size is 0 or 1, which compilers take for constants; no size follows from another.
+
+    Nor does a stride: the rows are some of more.
+    """
+    block: OneBlock = kwargs["attention_plan"]
+    count, kept, rows, m, length, capacity = 13, 11, 3, 5, 17, 19
+    present = args[0].shape[1]
+    made: dict[int, Tensor] = {}  # what is passed twice stays one
+
+    def tokens(value: Any) -> Any:
+        if isinstance(value, tuple | list):
+            return type(value)(map(tokens, value))
+        if not isinstance(value, Tensor) or value.ndim < 2 or value.shape[1] != present:
+            return value
+        return made.setdefault(id(value), value.new_zeros(value.shape[0], count, *value.shape[2:]))
+
+    keys, values = (t.new_zeros(len(t), rows + 2, capacity, t.shape[3])[:, 1 : 1 + rows] for t in block[:2])
+    example = OneBlock(
+        keys,
+        values,
+        block.index.new_zeros(kept),
+        block.queries.new_zeros(rows, m),
+        block.order.new_zeros(count),
+        block.mask.new_zeros(rows, 1, block.mask.shape[2] // block.queries.shape[1] * m + 1, length),
+    )
+    sizes = {"keys": (1, 2), "values": (1, 2), "index": (0,), "queries": (0, 1), "order": (0,), "mask": (0, 2, 3)}
+    for name, dimensions in sizes.items():
+        for dimension in dimensions:
+            torch._dynamo.mark_dynamic(getattr(example, name), dimension)
+    others = {name: tokens(value) for name, value in kwargs.items() if name != "attention_plan"}
+    return tokens(args), {**others, "attention_plan": example}
 
 
 def _run(layer: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -174,60 +238,9 @@ def _run(layer: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
 
 def _mark_tokens(values: Any) -> None:
     """Have the compiler take any number of tokens: dimension 1 of whatever goes through the layers with them."""
-    for value in tree_flatten(values)[0]:
+    for value in tree_flatten(values, is_leaf=lambda value: isinstance(value, OneBlock))[0]:
         if isinstance(value, Tensor) and value.ndim > 1:
             torch._dynamo.mark_dynamic(value, 1)
-
-
-def _kinds(layers: nn.ModuleList) -> list[tuple]:
-    return [_kind(layer) for layer in layers]
-
-
-def _kind(layer: nn.Module) -> tuple:
-    """What must be equal for two layers to share a graph: all but the values of tensors and the layer's number."""
-    return tuple((name, *_about(module, id)) for name, module in layer.named_modules())
-
-
-def _fingerprint(layer: nn.Module) -> str:
-    """The same, for another process: objects by their type, the config by its text, code by its source."""
-    named = list(layer.named_modules())
-    sources = {inspect.getsource(sys.modules[type(module).__module__]) for _, module in named}
-    configs = {str(value) for _, module in named for value in vars(module).values() if hasattr(value, "to_json_string")}
-    kind = tuple((name, *_about(module, _named)) for name, module in named)
-    return repr((kind, sorted(configs), sorted(hashlib.sha256(source.encode()).hexdigest() for source in sources)))
-
-
-def _about(module: nn.Module, other: Callable[[Any], Any]) -> tuple:
-    """other: what to tell of a value that is no plain one."""
-    if isinstance(module, PackedLinear):
-        return type(module), module.product.shape, tuple(module.product.sizes), module.number
-    shape = linear_shape(module)
-    if shape is not None:
-        return type(module), shape
-    tensors = {**module._parameters, **module._buffers}
-    values = {name: value for name, value in vars(module).items() if name[0] != "_" and name != "layer_idx"}
-    return (
-        type(module),
-        tuple((name, t if t is None else (t.shape, t.dtype, t.device)) for name, t in tensors.items()),
-        tuple((name, _told(value, other)) for name, value in values.items()),
-    )
-
-
-def _told(value: Any, other: Callable[[Any], Any]) -> Any:
-    match value:
-        case bool() | int() | float() | str() | None:
-            return value
-        case tuple() | list():
-            return tuple(_told(part, other) for part in value)
-        case partial():
-            return other(value.func), _told(value.args, other), _told(list(value.keywords.items()), other)
-        case MethodType():
-            return other(value.__func__)
-    return other(value)
-
-
-def _named(value: Any) -> str:
-    return getattr(value, "__qualname__", type(value).__qualname__)
 
 
 def _shapes(values: Any) -> str:

@@ -17,12 +17,21 @@ from specproof.numerics.rule import LEAST
 
 
 class Running(Protocol):
-    """A forward whose layers are compiled. layer: the one that is running."""
+    """A forward whose layers are compiled.
+
+    layer: the one that is running. heads: query heads of the layer that attended last, None if no graph can hold its
+    attention.
+    """
 
     layer: int
+    heads: int | None
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None, softcap: float | None) -> Tensor:
         """query: (1, H, n, D). key, value: (1, Hkv, n, D) of the same tokens, to be kept. -> (1, n, H, D)."""
+        ...
+
+    def one_block(self, heads: int) -> Any:
+        """What the running layer needs to attend without the operator; None if it must call it."""
         ...
 
 
@@ -67,6 +76,33 @@ def packed_product(rows: Tensor, weight: Tensor, bias: Tensor | None, outputs: i
     if 0 < count < LEAST:
         return packed_product(pad(rows, (0, 0, 0, LEAST - count)), weight, bias, outputs)[:count]
     return _PRODUCT(rows, weight, bias, "none", [], "")
+
+
+_IS_SHORT = False  # see `for_short`
+
+
+@contextmanager
+def for_short() -> Iterator[None]:
+    """Graphs traced while the block runs are for LEAST to BLOCK tokens: their products need none of our code."""
+    global _IS_SHORT
+    from torch._inductor.lowering import lowerings
+
+    # Inductor's own way with this operator is for weights that are constants of the graph; it has another for operators
+    # that it does not know.
+    own = {op: lowerings.pop(op) for op in (_PRODUCT,) if op in lowerings}
+    _IS_SHORT = True
+    try:
+        yield
+    finally:
+        _IS_SHORT = False
+        lowerings.update(own)
+
+
+def traced_product(rows: Tensor, weight: Tensor, bias: Tensor | None, outputs: int) -> Tensor:
+    """`packed_product` as a graph holds it."""
+    if _IS_SHORT:
+        return _PRODUCT(rows, weight, bias, "none", [], "")
+    return torch.ops.specproof.linear(rows, weight, bias, outputs)
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, scale: float | None, softcap: float | None) -> Tensor:

@@ -11,7 +11,7 @@ from specproof.lm import LM
 from specproof.numerics.finding import Finding, name_values
 from specproof.numerics.observe import observe
 from specproof.numerics.rule import Numerics
-from specproof.numerics.trials import try_attention, try_layer, try_linear, try_rowwise
+from specproof.numerics.trials import try_attention, try_layer, try_linear, try_rowwise, try_short
 
 RESTS = (64, 128, 192, 384, 448, 512)
 LONGEST = 4096  # every key length up to it is tried; beyond it one of each kind of length, at 8192, 16384 and 32768
@@ -37,6 +37,7 @@ def trials(lm: LM, attention: str, layout: str, numerics: Numerics, most: int) -
         yield try_rowwise(name, module, tensors, most)
     for number, call in operations.compiled.items():
         yield try_layer(lm, number, *call, most)
+        yield from try_short(lm, number, *call, numerics)
     for shape in operations.attention:
         yield try_attention(shape, attention, numerics, lm.dtype, longest, beyond)
     for shape, product in operations.linear.items():

@@ -1,6 +1,7 @@
 """The trials: the same rows or queries, computed in all the shapes that a rule allows, compared bit for bit."""
 
-from collections.abc import Callable, Sequence
+import copy
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -8,6 +9,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from specproof.kv.attention import AttentionPlan, Block
+from specproof.kv.cells import Cells
+from specproof.kv.transformers_cache import RunningStep, StepCache
 from specproof.lm import LM
 from specproof.numerics.compiled import compiled_layers
 from specproof.numerics.finding import Finding, name_values
@@ -19,6 +22,7 @@ SAMPLES = 1 << 15  # results compared for each number of rows, at least: roundin
 NUM_ROWS = (*range(1, 17), 32)  # rows of one attention call
 FIXED = 4  # queries that are followed through all shapes
 FOLLOWED = 16  # and through all key lengths
+SHORT = ((1, 4), (2, 2), (3, 5), (8, 1), (9, 7), (16, 4))  # rows and tokens of each, of short steps
 
 
 def try_linear(shape: tuple[int, int, bool], product: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Finding:
@@ -69,10 +73,56 @@ class _OwnValue:
     """Runs compiled layers outside of a forward. seen: (1, n, heads, size) each."""
 
     layer = 0
+    heads: int | None = None
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None, softcap: float | None) -> Tensor:
         self.seen = [states.transpose(1, 2).clone() for states in (query, key, value)]
         return value.repeat_interleave(query.shape[1] // value.shape[1], dim=1).transpose(1, 2).contiguous()
+
+    def one_block(self, heads: int) -> None:
+        return None
+
+
+def try_short(lm: LM, number: int, args: tuple, kwargs: dict[str, Any], numerics: Numerics) -> Iterator[Finding]:
+    """A compiled layer's graph for short steps, against its graph for any: results, and all that lies in the cells.
+
+    Nothing if it has none.
+    """
+    layers, compiled = compiled_layers(lm.model, packed=True)
+    if not compiled.attends(number):
+        return
+    given, spec = tree_flatten((args, kwargs))
+
+    def run(rows: int, m: int, cells: Cells, is_short: bool) -> list[Tensor]:
+        """`rows` rows of the cells, all but the first and the last, `m` tokens each."""
+        count = rows * m
+        columns = KEYS - m + torch.arange(rows)[:, None] % 5 + torch.arange(m)
+        index = torch.arange(1, 1 + rows)[:, None] * cells.capacity + columns
+        blocks = [Block(slice(1, 1 + rows), slice(None), columns, None, 2 * KEYS)]
+        plan = AttentionPlan(blocks, slice(None), lm.windows, "sdpa", numerics)
+        step = RunningStep(StepCache(cells, index.flatten(), plan), count)
+        step.layer = number
+        random = [
+            _normal(len(t), count, *t.shape[2:]).to(t) if isinstance(t, Tensor) and t.ndim > 1 else t for t in given
+        ]
+        values, named = tree_unflatten(random, spec)
+        more = {"attention_plan": compiled.block(step, number)} if is_short else {}
+        with during(step), at_most(BLOCK):
+            out = compiled.run(number, layers[number], values, {**named, **more})
+        return [*_tensors(out), cells.keys[number], cells.values[number]]
+
+    differing = []
+    for rows, m in SHORT:
+        cells = Cells()
+        cells.reshape(rows + 2, 2 * KEYS)
+        for seed, tensor in enumerate(run(rows, m, cells, False)[-2:]):
+            tensor.copy_(_normal(*tensor.shape, seed=seed))
+        pairs = zip(run(rows, m, copy.deepcopy(cells), False), run(rows, m, cells, True), strict=True)
+        if not all(torch.equal(any_, short) for any_, short in pairs):
+            differing.append(rows * m)
+    tried = f"{len(SHORT)} shapes of 1 to {SHORT[-1][0]} rows"
+    name = f"compiled {type(layers[number]).__name__} {number}, attention in its graph"
+    yield Finding(name, tried, name_values("the graph, steps of tokens", differing))
 
 
 def try_rowwise(

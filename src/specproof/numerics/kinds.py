@@ -1,0 +1,64 @@
+"""Which layers are alike: all that a graph made of one depends on."""
+
+import hashlib
+import inspect
+import sys
+from collections.abc import Callable, Iterable
+from functools import partial
+from types import MethodType
+from typing import Any
+
+from torch import nn
+
+from specproof.numerics.packed import PackedLinear, linear_shape
+
+
+def kinds_of(layers: Iterable[nn.Module]) -> list[tuple]:
+    return [_kind(layer) for layer in layers]
+
+
+def _kind(layer: nn.Module) -> tuple:
+    """What must be equal for two layers to share a graph: all but the values of tensors and the layer's number."""
+    return tuple((name, *_about(module, id)) for name, module in layer.named_modules())
+
+
+def fingerprint(layer: nn.Module) -> str:
+    """The same, for another process: objects by their type, the config by its text, code by its source."""
+    named = list(layer.named_modules())
+    sources = {inspect.getsource(sys.modules[type(module).__module__]) for _, module in named}
+    configs = {str(value) for _, module in named for value in vars(module).values() if hasattr(value, "to_json_string")}
+    kind = tuple((name, *_about(module, _named)) for name, module in named)
+    return repr((kind, sorted(configs), sorted(hashlib.sha256(source.encode()).hexdigest() for source in sources)))
+
+
+def _about(module: nn.Module, other: Callable[[Any], Any]) -> tuple:
+    """other: what to tell of a value that is no plain one."""
+    if isinstance(module, PackedLinear):
+        return type(module), module.product.shape, tuple(module.product.sizes), module.number
+    shape = linear_shape(module)
+    if shape is not None:
+        return type(module), shape
+    tensors = {**module._parameters, **module._buffers}
+    values = {name: value for name, value in vars(module).items() if name[0] != "_" and name != "layer_idx"}
+    return (
+        type(module),
+        tuple((name, t if t is None else (t.shape, t.dtype, t.device)) for name, t in tensors.items()),
+        tuple((name, _told(value, other)) for name, value in values.items()),
+    )
+
+
+def _told(value: Any, other: Callable[[Any], Any]) -> Any:
+    match value:
+        case bool() | int() | float() | str() | None:
+            return value
+        case tuple() | list():
+            return tuple(_told(part, other) for part in value)
+        case partial():
+            return other(value.func), _told(value.args, other), _told(list(value.keywords.items()), other)
+        case MethodType():
+            return other(value.__func__)
+    return other(value)
+
+
+def _named(value: Any) -> str:
+    return getattr(value, "__qualname__", type(value).__qualname__)
