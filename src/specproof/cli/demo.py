@@ -62,7 +62,9 @@ def demo(batch_size: int, max_new_tokens: int, dtype: str, threads: int) -> None
     console.print(f"{equal} of {len(outputs)} rows equal the reference (the target alone, a token at a time).")
 
 
-def generate_with_transformers(lm: LM, requests: Sequence[Request], batch_size: int) -> list[int]:
+def generate_with_transformers(
+    lm: LM, requests: Sequence[Request], batch_size: int, *stopping_criteria: Any
+) -> list[int]:
     """Decode with the model's own greedy `generate`, left-padded batch by batch; the number of tokens of each row."""
     lm.unpack()  # as it came
     model: Any = lm.model  # its `generate` comes from a mixin that type checkers do not see
@@ -80,6 +82,7 @@ def generate_with_transformers(lm: LM, requests: Sequence[Request], batch_size: 
             max_new_tokens=max(request.max_new_tokens for request in batch),
             do_sample=False,
             pad_token_id=filler,
+            stopping_criteria=list(stopping_criteria),
         )
         for row in out[:, width:].tolist():
             ends = (index for index, token in enumerate(row) if token in lm.eos_ids)
