@@ -22,7 +22,7 @@ from specproof.kv.transformers_cache import (
     RunningStep,
     StepCache,
 )
-from specproof.numerics.compiled import compiled_layers
+from specproof.numerics.compiled import in_their_place
 from specproof.numerics.opaque import at_most, during
 from specproof.numerics.packed import PackedLinear, arrange, unpack
 
@@ -132,10 +132,9 @@ class LM:
     @contextmanager
     def _compiled(self, kv: StepCache, ids: Tensor) -> Iterator[None]:
         """Have the model's layers run compiled for one forward; the model is left as it was."""
-        layers, compiled = compiled_layers(self.model, kv.plan.numerics.packed)
         step = RunningStep(kv, ids.numel())
-        attention = _attention(self.model.config, COMPILED_ATTENTION_NAME)
-        with during(step), compiled.running(layers, step, ids), attention:
+        layers = in_their_place(self.model, kv.plan.numerics.packed, step, ids)
+        with during(step), layers, _attention(self.model.config, COMPILED_ATTENTION_NAME):
             yield
 
     @torch.inference_mode()

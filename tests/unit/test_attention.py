@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specproof.kv.attention import AttentionPlan, Block, OneBlock
+from specproof.kv.attention import AttentionPlan, Block, Blocks
 from specproof.kv.cells import Cells
 from specproof.numerics.rule import PLAIN, Numerics
 
@@ -141,63 +141,69 @@ def test_masks_are_built_once_for_all_layers(states):
 
 
 @st.composite
-def single_blocks(draw):
-    """Rows of the cells, the first of them, and each row's columns: neighbours, ragged or not."""
-    count, longest = draw(st.integers(1, 4)), draw(st.integers(1, 4))
-    rows = [
-        list(range(start, start + draw(st.integers(1, longest))))
-        for start in draw(st.lists(st.integers(0, 6), min_size=count, max_size=count))
-    ]
-    return draw(st.integers(0, 2)), rows, draw(st.integers(0, 3)), draw(st.sampled_from([None, 3]))
+def blocks_side_by_side(draw):
+    """The first row, each block's rows with their columns, how many tokens nobody keeps, a window."""
+    blocks = []
+    for _ in range(draw(st.integers(1, 3))):
+        longest = draw(st.integers(1, 4))
+        starts = draw(st.lists(st.integers(0, 6), min_size=1, max_size=3))
+        blocks.append([list(range(start, start + draw(st.integers(1, longest)))) for start in starts])
+    return draw(st.integers(0, 2)), blocks, draw(st.integers(0, 3)), draw(st.sampled_from([None, 3]))
 
 
 @pytest.mark.parametrize("numerics", [PLAIN, Numerics(True, True, "added query rows")], ids=["plain", "rule"])
 @settings(max_examples=150, deadline=None, derandomize=True)
-@given(case=single_blocks())
-def test_one_block_in_tensors_alone_keeps_and_attends_as_the_plan_does(numerics, case):
-    first, rows, fillers, window = case
-    m, generator = max(map(len, rows)), torch.Generator().manual_seed(len(rows))
-    cells, twin = Cells(), Cells()
-    for one in (cells, twin):
-        one.reshape(first + len(rows) + 1, 12)
-    offsets = [sum(map(len, rows[:i])) for i in range(len(rows))]
-    whole = all(len(row) == m for row in rows)
-    queries = torch.tensor([offsets[i] + min(j, len(row) - 1) for i, row in enumerate(rows) for j in range(m)])
-    columns = torch.tensor([[row[min(j, len(row) - 1)] for j in range(m)] for row in rows])
-    order = torch.tensor([i * m + j for i, row in enumerate(rows) for j in range(len(row))])
-    block = Block(slice(first, first + len(rows)), slice(0, len(queries)) if whole else queries, columns, None, 12)
-    plan = AttentionPlan([block], slice(None) if whole else order, (window,), "sdpa", numerics)
-    index = torch.tensor([(first + i) * 12 + place for i, row in enumerate(rows) for place in row])
+@given(case=blocks_side_by_side())
+def test_blocks_in_tensors_alone_keep_and_attend_as_the_plan_does(numerics, case):
+    first, shapes, fillers, window = case
+    blocks, index, order, base, low = [], [], [], 0, first
+    for rows in shapes:
+        m = max(map(len, rows))
+        offsets = [len(index) + sum(map(len, rows[:i])) for i in range(len(rows))]
+        queries = [offset + min(j, len(row) - 1) for offset, row in zip(offsets, rows, strict=True) for j in range(m)]
+        run = queries == list(range(queries[0], queries[-1] + 1))
+        blocks.append(
+            Block(
+                slice(low, low + len(rows)),
+                slice(queries[0], queries[-1] + 1) if run else torch.tensor(queries),
+                torch.tensor([[row[min(j, len(row) - 1)] for j in range(m)] for row in rows]),
+                None,
+                12,
+            )
+        )
+        index += [(low + i) * 12 + place for i, row in enumerate(rows) for place in row]
+        order += [base + i * m + j for i, row in enumerate(rows) for j in range(len(row))]
+        base, low = base + len(queries), low + len(rows)
+    whole = order == list(range(base))
+    plan = AttentionPlan(blocks, slice(None) if whole else torch.tensor(order), (window,), "sdpa", numerics)
+    generator = torch.Generator().manual_seed(base)
 
     def normal(heads, count):
         return torch.randn(1, heads, count, D, generator=generator, dtype=torch.float64)
 
-    places = cells.rows * 12
+    cells, twin, places, kept, at = Cells(), Cells(), (low + 1) * 12, len(index), torch.tensor(index)
     held = [normal(KV_HEADS, places)[0] for _ in range(2)]
     for one in (cells, twin):
+        one.reshape(low + 1, 12)
         one.write(0, torch.arange(places), *held)
-    kept = len(index)
-    query, key, value = normal(KV_HEADS * GROUPS, kept + fillers), *(normal(KV_HEADS, kept + fillers) for _ in range(2))
+    query, key, value = (normal(heads, kept + fillers) for heads in (KV_HEADS * GROUPS, KV_HEADS, KV_HEADS))
 
-    cells.write(0, index, key[0, :, :kept], value[0, :, :kept])
+    cells.write(0, at, key[0, :, :kept], value[0, :, :kept])
     expected = plan.attend(0, query[:, :, :kept], *cells.view(0), 0.7, None)
-    found = plan.one_block(index, twin.rows, 12, kept + fillers)
+    found = plan.side_by_side(at, twin.rows, 12, kept + fillers)
     assert found is not None
-    at, *indices = found
-    mask = plan.mask(0, 0, GROUPS, torch.float64, torch.device("cpu"))
-    one = OneBlock(*twin.of_rows(0, at, len(rows)), *indices, mask)
-    result = one.attend(query, key, value, 0.7)
+    begin, count, *indices = found
+    masks = tuple(plan.mask(i, 0, GROUPS, torch.float64, torch.device("cpu")) for i in range(len(blocks)))
+    result = Blocks(*twin.of_rows(0, begin, count), *indices, masks).attend(query, key, value, 0.7)
 
+    assert (begin, count) == (first, low - first)
     assert result.shape == (1, kept + fillers, KV_HEADS * GROUPS, D)
     assert torch.equal(result[:, :kept], expected)
     assert torch.equal(cells.keys[0], twin.keys[0])
     assert torch.equal(cells.values[0], twin.values[0])
-    assert result[0, :kept].flatten(1).unique(dim=0).shape[0] == kept
+    assert len(result[0, :kept].flatten(1).unique(dim=0)) == kept
 
 
-def test_more_blocks_or_rows_apart_are_not_one_block():
+def test_rows_apart_are_not_side_by_side():
     for span in (True, False):
-        assert plan("sdpa", None, span).one_block(torch.arange(len(TOKENS)), 4, 12, len(TOKENS)) is None
-    apart = plan("sdpa", None, False)
-    apart.blocks = apart.blocks[:1]
-    assert apart.one_block(torch.arange(6), 4, 12, 6) is None
+        assert plan("sdpa", None, span).side_by_side(torch.arange(len(TOKENS)), 4, 12, len(TOKENS)) is None

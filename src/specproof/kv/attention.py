@@ -6,6 +6,7 @@ G = H / Hkv, D head size.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -42,20 +43,20 @@ class Block:
         return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)[:, None]
 
 
-class OneBlock(NamedTuple):
-    """All that one layer's attention needs where a forward is one block of neighbouring rows: tensors alone.
+class Blocks(NamedTuple):
+    """All that one layer's attention needs in a forward whose blocks lie side by side: tensors alone.
 
-    So a compiled graph can hold it. keys, values: (Hkv, R, capacity, D), the rows' cells, no copy. index: (n,) where
-    among these each of the first n tokens is kept. queries: (R, m) which of the N tokens. order: (N,) where each
-    token's result lies among the R * m. mask: (R, 1, G * m + added, L).
+    So a compiled graph can hold it. keys, values: (Hkv, S, capacity, D), the S rows of all blocks, no copy. index: (n,)
+    where among these cells each of the first n tokens is kept. order: (N,) where each token's result lies among the
+    blocks' results. queries: of each block, (R, m), which of the N tokens. masks: of each, (R, 1, G * m + added, L).
     """
 
     keys: Tensor
     values: Tensor
     index: Tensor
-    queries: Tensor
     order: Tensor
-    mask: Tensor
+    queries: tuple[Tensor, ...]
+    masks: tuple[Tensor, ...]
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
         """Keep keys and values, (1, Hkv, N, D), in their cells, and attend. query: (1, H, N, D). -> (1, N, H, D)."""
@@ -64,13 +65,26 @@ class OneBlock(NamedTuple):
         at = head, self.index // capacity, self.index % capacity
         self.keys[at] = key[0].narrow(1, 0, self.index.shape[0])
         self.values[at] = value[0].narrow(1, 0, self.index.shape[0])
-        count, m = self.queries.shape
-        folded = _by_kv_head(query[0].index_select(1, self.queries.flatten()), kv_heads, count).flatten(2, 3)
-        rows = folded.shape[2]
-        folded = pad(folded, (0, 0, 0, self.mask.shape[2] - rows))
-        keys, values = (t.transpose(0, 1).narrow(2, 0, self.mask.shape[3]) for t in (self.keys, self.values))
-        out = scaled_dot_product_attention(folded, keys, values, attn_mask=self.mask, scale=scale)
-        return _by_query(out.narrow(2, 0, rows), m).index_select(0, self.order)[None]
+        counts = [len(queries) for queries in self.queries]
+        rows = [self.keys], [self.values]
+        if len(counts) > 1:
+            rows = self.keys.split(counts, 1), self.values.split(counts, 1)
+        parts = [
+            _attend(query[0], queries, keys, values, mask, scale)
+            for queries, mask, keys, values in zip(self.queries, self.masks, *rows, strict=True)
+        ]
+        return (parts[0] if len(parts) == 1 else torch.cat(parts)).index_select(0, self.order)[None]
+
+
+def _attend(tokens: Tensor, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float | None) -> Tensor:
+    """tokens: (H, N, D). queries: (R, m). keys, values: (Hkv, R, capacity, D). -> (R * m, H, D)."""
+    count, m = queries.shape
+    folded = _by_kv_head(tokens.index_select(1, queries.flatten()), len(keys), count).flatten(2, 3)
+    rows = folded.shape[2]
+    folded = pad(folded, (0, 0, 0, mask.shape[2] - rows))
+    keys, values = (t.transpose(0, 1).narrow(2, 0, mask.shape[3]) for t in (keys, values))
+    out = scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=scale)
+    return _by_query(out.narrow(2, 0, rows), m)
 
 
 @dataclass
@@ -89,21 +103,27 @@ class AttentionPlan:
     masks: dict[tuple, Tensor] = field(default_factory=dict)
     buffers: dict[tuple, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
-    def one_block(
+    def side_by_side(
         self, index: Tensor, rows: int, capacity: int, count: int
-    ) -> tuple[int, Tensor, Tensor, Tensor] | None:
-        """The first row of the only block, and `index`, `queries` and `order` as OneBlock has them.
+    ) -> tuple[int, int, Tensor, Tensor, tuple[Tensor, ...]] | None:
+        """The first row of the blocks, how many they have, and `index`, `order` and `queries` as Blocks has them.
 
-        None if there are more blocks, or if the rows are not neighbours. index: flat cells of the tokens that are
-        kept. rows, capacity: of the cells. count: N.
+        None if a block's rows are not the neighbours of those of the block before. index: flat cells of the tokens
+        that are kept. rows, capacity: of the cells. count: N.
         """
-        block = self.blocks[0]
-        if len(self.blocks) > 1 or not isinstance(block.rows, slice):
-            return None
-        first, _, _ = block.rows.indices(rows)
-        queries = _index(block.queries, count, index.device).view(block.columns.shape)
-        order = _index(self.order, queries.numel(), index.device)
-        return first, index - first * capacity, queries, pad(order, (0, count - len(order)))
+        start = end = None
+        for block in self.blocks:
+            if not isinstance(block.rows, slice):
+                return None
+            low, high, _ = block.rows.indices(rows)
+            if end not in (None, low):
+                return None
+            start, end = low if start is None else start, high
+        assert start is not None
+        assert end is not None
+        queries = tuple(_index(block.queries, count).view(block.columns.shape) for block in self.blocks)
+        order = _index(self.order, sum(map(torch.numel, queries)))
+        return start, end - start, index - start * capacity, pad(order, (0, count - len(order))), queries
 
     def attend(
         self, layer: int, query: Tensor, keys: Tensor, values: Tensor, scale: float | None, softcap: float | None
@@ -191,8 +211,14 @@ def _take(tensor: Tensor, dim: int, index: slice | Tensor) -> Tensor:
     return tensor.index_select(dim, index.to(tensor.device, non_blocking=True))
 
 
-def _index(index: slice | Tensor, size: int, device: torch.device) -> Tensor:
-    return torch.arange(*index.indices(size), device=device) if isinstance(index, slice) else index
+def _index(index: slice | Tensor, size: int) -> Tensor:
+    return _range(*index.indices(size)) if isinstance(index, slice) else index
+
+
+@lru_cache(maxsize=1024)
+def _range(start: int, end: int, step: int) -> Tensor:
+    """On the CPU, where alone graphs hold blocks."""
+    return torch.arange(start, end, step)
 
 
 def _eager(

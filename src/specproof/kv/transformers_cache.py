@@ -12,7 +12,7 @@ from transformers import AttentionInterface
 from transformers.cache_utils import Cache, DynamicCache
 
 from specproof.errors import UnsupportedModelError
-from specproof.kv.attention import AttentionPlan, OneBlock
+from specproof.kv.attention import AttentionPlan, Blocks
 from specproof.kv.cells import Cells
 from specproof.numerics.rule import BLOCK, LEAST
 
@@ -88,8 +88,8 @@ class RunningStep:
         self.layer = 0
         self.heads: int | None = None
         self._kv = kv
-        holds = LEAST <= count <= BLOCK and kv.gathered is None and kv.index.device.type == "cpu"
-        self._one = kv.plan.one_block(kv.index, kv.cells.rows, kv.cells.capacity, count) if holds else None
+        held = LEAST <= count <= BLOCK and kv.gathered is None and kv.index.device.type == "cpu"
+        self._found = kv.plan.side_by_side(kv.index, kv.cells.rows, kv.cells.capacity, count) if held else None
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None, softcap: float | None) -> Tensor:
         plain = self._kv.plan.kind == "sdpa" and softcap is None and query.shape[3] == value.shape[3]
@@ -97,15 +97,15 @@ class RunningStep:
         keys, values = self._kv.update(key, value, self.layer)
         return self._kv.plan.attend(self.layer, query, keys, values, scale, softcap)
 
-    def one_block(self, heads: int) -> OneBlock | None:
-        """What the running layer needs to attend in its graph; None if this step, or its memory, is not for that."""
-        cells = self._kv.cells
-        if self._one is None or self.layer not in cells.keys:
+    def blocks(self, heads: int, most: int) -> Blocks | None:
+        cells, plan = self._kv.cells, self._kv.plan
+        if self._found is None or len(plan.blocks) > most or self.layer not in cells.keys:
             return None
-        first, index, queries, order = self._one
-        keys, values = cells.of_rows(self.layer, first, len(queries))
-        mask = self._kv.plan.mask(0, self.layer, heads // len(keys), keys.dtype, keys.device)
-        return OneBlock(keys, values, index, queries, order, mask)
+        first, count, index, order, queries = self._found
+        keys, values = cells.of_rows(self.layer, first, count)
+        groups = heads // len(keys)
+        masks = tuple(plan.mask(i, self.layer, groups, keys.dtype, keys.device) for i in range(len(queries)))
+        return Blocks(keys, values, index, order, queries, masks)
 
 
 def growing_cache() -> DynamicCache:
@@ -168,7 +168,7 @@ def _compiled_attention_forward(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     softcap: float | None = None,
-    attention_plan: OneBlock | None = None,
+    attention_plan: Blocks | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Windows are not compared here: a forward that is not compiled comes before (see `Compilation`)."""

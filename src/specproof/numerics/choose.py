@@ -23,7 +23,7 @@ def choose_numerics(lm: LM, config: EngineConfig) -> Numerics:
     cannot = _why_not_packed(lm)
     packed = config.pack and cannot is None
     if config.compile:
-        compile_now(lm, config.attention, packed)
+        compile_now(lm, config.attention, packed, config.parts.drafts)
     if config.numerics == "fast":
         return Numerics(False, packed, "asked for", config.compile)
     if packed and (left := _unpacked(lm)):

@@ -15,6 +15,7 @@ from specproof.numerics.compiled import compiled_layers, forget_changed, why_not
 from specproof.numerics.observe import small_forward
 from specproof.numerics.rule import Numerics
 
+MOST_BLOCKS = 3  # of a short step of rows with drafts
 CACHED = 32  # tokens that each row holds while steps are timed
 REPEATS = 7
 
@@ -48,16 +49,22 @@ class Compilation:
         )
 
 
-def compile_now(lm: LM, attention: str, packed: bool) -> None:
-    """Raises ConfigError, saying why, if the layers cannot be compiled."""
+def compile_now(lm: LM, attention: str, packed: bool, drafts: bool) -> None:
+    """drafts: whether steps will have rows of different lengths. Raises ConfigError if it cannot be, saying why."""
     started = perf_counter()
     why = why_not_compiled(lm.model)
     if why is None:
         numerics = Numerics(False, packed, "to compile")
         small_forward(lm, attention, numerics)  # what is wrong with the model itself is said by this one
         forget_changed(lm.model, packed)
+        _, layers = compiled_layers(lm.model, packed)
+        numerics = replace(numerics, compiled=True)
         try:
-            small_forward(lm, attention, replace(numerics, compiled=True))
+            small_forward(lm, attention, numerics)
+            for blocks in range(1, (MOST_BLOCKS if drafts else 1) + 1):
+                layers.most_blocks = max(layers.most_blocks, blocks)
+                # The first time there are no cells yet; short graphs write into those that there are.
+                small_forward(lm, attention, numerics, rows=blocks, times=2)
         except ConfigError:
             raise
         except Exception as error:  # compilers fail in many ways

@@ -1,17 +1,16 @@
-"""Decoder layers compiled with `torch.compile`: two graphs for all layers that are alike.
+"""Decoder layers compiled with `torch.compile`: a few graphs for all layers that are alike.
 
-A graph holds what a layer does row by row (norms, rotary embedding, activation, residual sums), fused. In the one, for
-any number of tokens, packed products and attention are operators of our own (`opaque.py`). The other is for steps of
-few tokens in one block (`OneBlock`), where calling such operators takes longer than some kernels: it holds attention
-and the writing of keys and values too. Both fuse the same and give the same bits, which the probe tries. Around the
-layers the model runs as it is. The layers' `forward` is replaced for the time of one forward of the model, so nothing
-has to be given back.
+A graph holds what a layer does row by row (norms, rotary embedding, activation, residual sums), fused. In one, for any
+number of tokens, packed products and attention are operators of our own (`opaque.py`). Others are for short steps, of
+few tokens in so many blocks, where calling such operators takes longer than some kernels: they hold attention and the
+writing of keys and values too (`Blocks`). All fuse the same and give the same bits, which the probe tries. Around the
+layers the model runs as it is; its list of layers is replaced for the time of one forward, so nothing has to be given
+back.
 """
 
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from importlib import import_module
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -22,9 +21,9 @@ from torch.utils._pytree import tree_flatten
 from transformers import PreTrainedModel
 
 from specproof.errors import ConfigError
-from specproof.kv.attention import OneBlock
+from specproof.kv.attention import Blocks
 from specproof.kv.transformers_cache import PASSED_ON, StepCache
-from specproof.layers import decoder_layers
+from specproof.layers import decoder_layers, layers_holder
 from specproof.numerics.artifact import compiler, load, save
 from specproof.numerics.kinds import fingerprint, kinds_of
 from specproof.numerics.opaque import Running, for_short
@@ -38,7 +37,10 @@ _SHAPES: Any = import_module("torch.fx.experimental._config")
 
 
 class Layers:
-    """The layers of one model; the first forward compiles them. seconds: what getting them compiled took so far."""
+    """The layers of one model; the first forward compiles them.
+
+    seconds: what getting them compiled took so far. most_blocks: of a short step; the first of each number compiles.
+    """
 
     def __init__(self, layers: nn.ModuleList) -> None:
         self._kinds = kinds_of(layers)
@@ -47,24 +49,18 @@ class Layers:
                 f"the layers cannot be compiled: they are of {len(set(self._kinds))} kinds, at most {MOST_KINDS} can be"
             )
         self._firsts = [self._kinds.index(kind) for kind in self._kinds]  # of each layer, the first of its kind
-        self._code: dict[tuple[int, bool], Callable[..., Any]] = {}  # by the first layer of a kind, and whether short
+        self._code: dict[tuple[int, int], Callable[..., Any]] = {}  # by the first of a kind, and blocks in the graph
         self._heads: dict[int, int | None] = {}  # by the first layer of a kind; see Running
         self.seconds = 0.0
+        self.most_blocks = 0
         self._noted: dict[int, tuple[tuple, dict[str, Any]]] | None = None
 
-    @contextmanager
-    def running(self, layers: nn.ModuleList, running: Running, ids: Tensor) -> Iterator[None]:
-        """Calling the layers runs the compiled ones while the block runs; `running` is told which.
+    def for_one_forward(self, layers: nn.ModuleList, running: Running, ids: Tensor) -> list["_Layer"]:
+        """What runs in the layers' place; `running` is told which.
 
         ids: (b, n), of the forward, at least two tokens. The compiled layers see (1, N).
         """
-        for number, layer in enumerate(layers):
-            vars(layer)["forward"] = partial(self._forward, running, ids.shape, number, layer)
-        try:
-            yield
-        finally:
-            for layer in layers:
-                del vars(layer)["forward"]
+        return [_Layer(self, number, layer, running, ids.shape) for number, layer in enumerate(layers)]
 
     def are(self, layers: nn.ModuleList) -> bool:
         """Whether these layers are what was compiled."""
@@ -80,42 +76,55 @@ class Layers:
             self._noted = None
 
     def run(self, number: int, layer: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """One layer. It attends by itself if `kwargs` has a OneBlock as `attention_plan`.
+        """One layer. It attends by itself if `kwargs` has Blocks as `attention_plan`.
 
         If not, the operators in it work on what is running (see `opaque.during`).
         """
-        first, is_short = self._firsts[number], "attention_plan" in kwargs
-        if self._noted is not None and first == number and not is_short:
+        first, blocks = self._firsts[number], kwargs.get("attention_plan")
+        graph = first, 0 if blocks is None else len(blocks.queries)
+        if self._noted is not None and first == number and blocks is None:
             self._noted[number] = args, kwargs
-        if (first, is_short) not in self._code:
-            self._code[first, is_short] = _compile(layer, args, kwargs)
-        return self._code[first, is_short](layer, args, kwargs)
+        if graph not in self._code:
+            self._code[graph] = _compile(layer, args, kwargs)
+        return self._code[graph](layer, args, kwargs)
 
-    def _forward(
-        self, running: Running, shape: torch.Size, number: int, layer: nn.Module, *args: Any, **kwargs: Any
+    def forward(
+        self, running: Running, shape: torch.Size, number: int, layer: nn.Module, args: tuple, kwargs: dict[str, Any]
     ) -> Any:
+        """One layer as the model calls it. shape: (b, n)."""
         running.layer, first = number, self._firsts[number]
         kwargs.pop("attention_plan", None)
         if shape[0] == 1:  # flat as it is
             args, kwargs = tuple(map(_unaware, args)), {name: _unaware(value) for name, value in kwargs.items()}
         else:
             args, kwargs = _flat(args, shape), {name: _flat(value, shape) for name, value in kwargs.items()}
-        block = self.block(running, number)
-        if block is not None:
-            kwargs["attention_plan"] = block
+        blocks = self.blocks(running, number)
+        if blocks is not None:
+            kwargs["attention_plan"] = blocks
         out = self.run(number, layer, args, kwargs)
         if first not in self._heads:
             self._heads[first] = running.heads
         return out if shape[0] == 1 else _unflat(out, shape)
 
-    def attends(self, number: int) -> bool:
-        """Whether a layer that has run once has a graph for short steps."""
-        return self._heads.get(self._firsts[number]) is not None
-
-    def block(self, running: Running, number: int) -> OneBlock | None:
-        """With which the layer that is running attends by itself; None if it cannot in this step."""
+    def blocks(self, running: Running, number: int) -> Blocks | None:
+        """With which the layer that is running attends by itself; None if it does not in this step."""
         heads = self._heads.get(self._firsts[number])
-        return None if heads is None else running.one_block(heads)
+        return None if heads is None else running.blocks(heads, self.most_blocks)
+
+
+class _Layer:
+    """Stands in for one layer during one forward."""
+
+    __slots__ = ("_layer", "_layers", "_number", "_running", "_shape")
+
+    def __init__(self, layers: Layers, number: int, layer: nn.Module, running: Running, shape: torch.Size) -> None:
+        self._layers, self._number, self._layer, self._running, self._shape = layers, number, layer, running, shape
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._layers.forward(self._running, self._shape, self._number, self._layer, args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._layer, name)
 
 
 def _unaware(value: Any) -> Any:
@@ -155,6 +164,18 @@ def compiled_layers(model: PreTrainedModel, packed: bool) -> tuple[nn.ModuleList
     return layers, made[packed]
 
 
+@contextmanager
+def in_their_place(model: PreTrainedModel, packed: bool, running: Running, ids: Tensor) -> Iterator[None]:
+    """The model runs compiled layers while the block runs. See `Layers.for_one_forward`."""
+    layers, compiled = compiled_layers(model, packed)
+    holder, name = layers_holder(model)
+    holder._modules[name] = compiled.for_one_forward(layers, running, ids)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        holder._modules[name] = layers
+
+
 def forget_changed(model: PreTrainedModel, packed: bool) -> None:
     """Give up what was compiled of layers that have changed since. packed: as the weights are now."""
     layers = decoder_layers(model)
@@ -177,7 +198,7 @@ def why_not_compiled(model: PreTrainedModel) -> str | None:
 def _compile(layer: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Callable[[nn.Module, tuple, dict], Any]:
     """A function of any layer of the same kind and any number of tokens from 2 on. It can never be compiled again.
 
-    With a OneBlock among the arguments: of LEAST to BLOCK tokens, and any such block.
+    With Blocks among the arguments: of LEAST to BLOCK tokens, and any such blocks, as many.
     """
     is_short = "attention_plan" in kwargs
     args, kwargs = _example(args, kwargs) if is_short else (args, kwargs)
@@ -188,7 +209,7 @@ def _compile(layer: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Callable[
         options: Any = {**_OPTIONS, "guard_filter_fn": lambda guards: [False] * len(guards)}
         compiled: Any = torch.compile(_run, fullgraph=True, options=options)
         # Nothing but the tokens varies, whatever other models this process has compiled; sizes that are equal in the
-        # example of a block need not be.
+        # example of blocks need not be.
         free = torch._dynamo.config.patch(automatic_dynamic_shapes=False, specialize_float=True)
         shapes = _SHAPES.patch(use_duck_shape=not is_short)
         with free, shapes, for_short() if is_short else nullcontext():
@@ -199,12 +220,13 @@ def _compile(layer: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Callable[
 
 
 def _example(args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-    """Arguments for any block: no size is 0 or 1, which compilers take for constants; no size follows from another.
+    """Arguments for any blocks: no size is 0 or 1, which compilers take for constants; no size follows from another.
 
     Nor does a stride: the rows are some of more.
     """
-    block: OneBlock = kwargs["attention_plan"]
-    count, kept, rows, m, length, capacity = 13, 11, 3, 5, 17, 19
+    blocks: Blocks = kwargs["attention_plan"]
+    shapes = [(3 + i, 5 + 2 * i, 29 + i) for i in range(len(blocks.queries))]  # rows, queries of each, keys
+    count, kept, rows, capacity = 13, 11, sum(shape[0] for shape in shapes), 53
     present = args[0].shape[1]
     made: dict[int, Tensor] = {}  # what is passed twice stays one
 
@@ -215,21 +237,19 @@ def _example(args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]
             return value
         return made.setdefault(id(value), value.new_zeros(value.shape[0], count, *value.shape[2:]))
 
-    keys, values = (t.new_zeros(len(t), rows + 2, capacity, t.shape[3])[:, 1 : 1 + rows] for t in block[:2])
-    example = OneBlock(
-        keys,
-        values,
-        block.index.new_zeros(kept),
-        block.queries.new_zeros(rows, m),
-        block.order.new_zeros(count),
-        block.mask.new_zeros(rows, 1, block.mask.shape[2] // block.queries.shape[1] * m + 1, length),
+    keys, values = (t.new_zeros(len(t), rows + 2, capacity, t.shape[3])[:, 1 : 1 + rows] for t in blocks[:2])
+    index, order = blocks.index.new_zeros(kept), blocks.order.new_zeros(count)
+    queries = tuple(q.new_zeros(r, m) for q, (r, m, _) in zip(blocks.queries, shapes, strict=True))
+    masks = tuple(
+        mask.new_zeros(r, 1, 8 * m + 1, length) for mask, (r, m, length) in zip(blocks.masks, shapes, strict=True)
     )
-    sizes = {"keys": (1, 2), "values": (1, 2), "index": (0,), "queries": (0, 1), "order": (0,), "mask": (0, 2, 3)}
-    for name, dimensions in sizes.items():
-        for dimension in dimensions:
-            torch._dynamo.mark_dynamic(getattr(example, name), dimension)
+    free = [(keys, 1), (keys, 2), (values, 1), (values, 2), (index, 0), (order, 0)]
+    free += [(q, dimension) for q in queries for dimension in (0, 1)]
+    free += [(mask, dimension) for mask in masks for dimension in (0, 2, 3)]
+    for tensor, dimension in free:
+        torch._dynamo.mark_dynamic(tensor, dimension)
     others = {name: tokens(value) for name, value in kwargs.items() if name != "attention_plan"}
-    return tokens(args), {**others, "attention_plan": example}
+    return tokens(args), {**others, "attention_plan": Blocks(keys, values, index, order, queries, masks)}
 
 
 def _run(layer: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -238,7 +258,7 @@ def _run(layer: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
 
 def _mark_tokens(values: Any) -> None:
     """Have the compiler take any number of tokens: dimension 1 of whatever goes through the layers with them."""
-    for value in tree_flatten(values, is_leaf=lambda value: isinstance(value, OneBlock))[0]:
+    for value in tree_flatten(values, is_leaf=lambda value: isinstance(value, Blocks))[0]:
         if isinstance(value, Tensor) and value.ndim > 1:
             torch._dynamo.mark_dynamic(value, 1)
 

@@ -64,17 +64,26 @@ def observe(lm: LM, attention: str, numerics: Numerics) -> Operations:
 
 
 @torch.inference_mode()
-def small_forward(lm: LM, attention: str, numerics: Numerics, found: Operations | None = None) -> None:
-    """TOKENS tokens of one row. found: None, or where the shapes of its attention are noted."""
+def small_forward(
+    lm: LM, attention: str, numerics: Numerics, found: Operations | None = None, rows: int = 1, times: int = 1
+) -> None:
+    """TOKENS tokens of each row, a block of its own; the same `times` times, in the same cells.
+
+    found: None, or where the shapes of its attention are noted.
+    """
     place = torch.arange(TOKENS, device=lm.device)
-    block = Block(slice(None), slice(None), place[None], None, TOKENS)
-    plan = _Recorder([block], slice(None), lm.windows, attention, numerics)
+    blocks = [
+        Block(slice(row, row + 1), slice(row * TOKENS, (row + 1) * TOKENS), place[None], None, TOKENS)
+        for row in range(rows)
+    ]
+    plan = _Recorder(blocks, slice(None), lm.windows, attention, numerics)
     plan.found = found or Operations()
     cells = Cells()
-    cells.reshape(1, TOKENS)
-    ids = (7 * place + 3) % lm.vocab_size
-    for _ in range(1 + numerics.compiled):  # the first time there are no cells yet, in which short graphs write
-        lm.forward(ids[None], place[None], StepCache(cells, place, plan), place)
+    cells.reshape(rows, TOKENS)
+    index = torch.arange(rows * TOKENS, device=lm.device)
+    ids = (7 * place + 3).repeat(rows) % lm.vocab_size
+    for _ in range(times):
+        lm.forward(ids[None], place.repeat(rows)[None], StepCache(cells, index, plan), place)
 
 
 class _Recorder(AttentionPlan):

@@ -30,8 +30,11 @@ class Running(Protocol):
         """query: (1, H, n, D). key, value: (1, Hkv, n, D) of the same tokens, to be kept. -> (1, n, H, D)."""
         ...
 
-    def one_block(self, heads: int) -> Any:
-        """What the running layer needs to attend without the operator; None if it must call it."""
+    def blocks(self, heads: int, most: int) -> Any:
+        """What the running layer, of so many query heads, needs to attend without the operator: `Blocks`.
+
+        None if it must call it: in this step, with this memory, or because there are more than `most` blocks.
+        """
         ...
 
 

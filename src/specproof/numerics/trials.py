@@ -22,7 +22,11 @@ SAMPLES = 1 << 15  # results compared for each number of rows, at least: roundin
 NUM_ROWS = (*range(1, 17), 32)  # rows of one attention call
 FIXED = 4  # queries that are followed through all shapes
 FOLLOWED = 16  # and through all key lengths
-SHORT = ((1, 4), (2, 2), (3, 5), (8, 1), (9, 7), (16, 4))  # rows and tokens of each, of short steps
+# Steps of few tokens: rows, and tokens of each, of their blocks.
+SHORT = (
+    [(1, 4)], [(2, 2)], [(3, 5)], [(8, 1)], [(9, 7)], [(16, 4)], [(1, 1), (1, 6)], [(5, 1), (2, 4)], [(2, 3), (7, 1)],
+    [(3, 1), (1, 9), (4, 1)], [(1, 5), (2, 2), (1, 1)],
+)  # fmt: skip
 
 
 def try_linear(shape: tuple[int, int, bool], product: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Finding:
@@ -79,50 +83,58 @@ class _OwnValue:
         self.seen = [states.transpose(1, 2).clone() for states in (query, key, value)]
         return value.repeat_interleave(query.shape[1] // value.shape[1], dim=1).transpose(1, 2).contiguous()
 
-    def one_block(self, heads: int) -> None:
+    def blocks(self, heads: int, most: int) -> None:
         return None
 
 
 def try_short(lm: LM, number: int, args: tuple, kwargs: dict[str, Any], numerics: Numerics) -> Iterator[Finding]:
-    """A compiled layer's graph for short steps, against its graph for any: results, and all that lies in the cells.
+    """A compiled layer's graphs for short steps, against its graph for any: results, and all that lies in the cells.
 
     Nothing if it has none.
     """
     layers, compiled = compiled_layers(lm.model, packed=True)
-    if not compiled.attends(number):
-        return
     given, spec = tree_flatten((args, kwargs))
+    shapes = [shape for shape in SHORT if len(shape) <= compiled.most_blocks]
 
-    def run(rows: int, m: int, cells: Cells, is_short: bool) -> list[Tensor]:
-        """`rows` rows of the cells, all but the first and the last, `m` tokens each."""
-        count = rows * m
-        columns = KEYS - m + torch.arange(rows)[:, None] % 5 + torch.arange(m)
-        index = torch.arange(1, 1 + rows)[:, None] * cells.capacity + columns
-        blocks = [Block(slice(1, 1 + rows), slice(None), columns, None, 2 * KEYS)]
+    def run(shape: Sequence[tuple[int, int]], cells: Cells, is_short: bool) -> list[Tensor] | None:
+        """All rows of the cells but the first and the last. None if the layer has no graph for it."""
+        blocks, index, first, tokens = [], [], 1, 0
+        for rows, m in shape:
+            columns = KEYS - m + torch.arange(rows)[:, None] % 5 + torch.arange(m)
+            queries = slice(tokens, tokens + rows * m)
+            blocks.append(Block(slice(first, first + rows), queries, columns, None, 2 * KEYS))
+            index.append((torch.arange(first, first + rows)[:, None] * cells.capacity + columns).flatten())
+            first, tokens = first + rows, tokens + rows * m
         plan = AttentionPlan(blocks, slice(None), lm.windows, "sdpa", numerics)
-        step = RunningStep(StepCache(cells, index.flatten(), plan), count)
+        step = RunningStep(StepCache(cells, torch.cat(index), plan), tokens)
         step.layer = number
         random = [
-            _normal(len(t), count, *t.shape[2:]).to(t) if isinstance(t, Tensor) and t.ndim > 1 else t for t in given
+            _normal(len(t), tokens, *t.shape[2:]).to(t) if isinstance(t, Tensor) and t.ndim > 1 else t for t in given
         ]
         values, named = tree_unflatten(random, spec)
-        more = {"attention_plan": compiled.block(step, number)} if is_short else {}
+        if is_short:
+            named["attention_plan"] = compiled.blocks(step, number)
+            if named["attention_plan"] is None:
+                return None
         with during(step), at_most(BLOCK):
-            out = compiled.run(number, layers[number], values, {**named, **more})
+            out = compiled.run(number, layers[number], values, named)
         return [*_tensors(out), cells.keys[number], cells.values[number]]
 
     differing = []
-    for rows, m in SHORT:
+    for shape in shapes:
         cells = Cells()
-        cells.reshape(rows + 2, 2 * KEYS)
-        for seed, tensor in enumerate(run(rows, m, cells, False)[-2:]):
+        cells.reshape(sum(rows for rows, _ in shape) + 2, 2 * KEYS)
+        for seed, tensor in enumerate((run(shape, cells, False) or [])[-2:]):
             tensor.copy_(_normal(*tensor.shape, seed=seed))
-        pairs = zip(run(rows, m, copy.deepcopy(cells), False), run(rows, m, cells, True), strict=True)
-        if not all(torch.equal(any_, short) for any_, short in pairs):
-            differing.append(rows * m)
-    tried = f"{len(SHORT)} shapes of 1 to {SHORT[-1][0]} rows"
-    name = f"compiled {type(layers[number]).__name__} {number}, attention in its graph"
-    yield Finding(name, tried, name_values("the graph, steps of tokens", differing))
+        truth, found = run(shape, copy.deepcopy(cells), False), run(shape, cells, True)
+        if truth is None or found is None:
+            return
+        if not all(torch.equal(a, b) for a, b in zip(truth, found, strict=True)):
+            differing.append(sum(rows * m for rows, m in shape))
+    if shapes:
+        name = f"compiled {type(layers[number]).__name__} {number}, attention in its graph"
+        tried = f"{len(shapes)} steps of 1 to {len(shapes[-1])} blocks"
+        yield Finding(name, tried, name_values("the graph, steps of tokens", differing))
 
 
 def try_rowwise(
