@@ -13,10 +13,11 @@ from typer.testing import CliRunner
 from specproof import Engine, EngineConfig
 from specproof.cli.app import app
 from specproof.errors import ConfigError
+from specproof.numerics import opaque
 from specproof.numerics.choose import INVARIANT, choose_numerics
 from specproof.numerics.finding import Finding
 from specproof.numerics.memory import recall
-from specproof.numerics.packed import why_not
+from specproof.numerics.packed import PackedLinear, why_not
 from specproof.numerics.probe import probe
 from specproof.numerics.rule import PLAIN, Numerics
 
@@ -160,3 +161,18 @@ def test_env_numerics_prints_what_was_found(tmp_path):
     assert {finding["op"] for finding in found["ordinary"]} >= {"linear 64 to 128", "whole forward, slotted"}
     table = CliRunner().invoke(app, arguments)
     assert f"numerics: {found['kind']}" in table.stdout
+
+
+def test_where_only_small_products_are_invariant_the_rule_makes_them_small(monkeypatch, tmp_path):
+    lm, product, config = wide_lm("llama", torch.float32), opaque._PRODUCT, EngineConfig(numerics="invariant")
+    if why_not(torch.float32) or choose_numerics(lm, config).most_rows == 64:
+        pytest.skip("there are no large invariant products on this machine")
+    monkeypatch.setenv("SPECPROOF_CACHE", str(tmp_path))
+    monkeypatch.setattr("specproof.numerics.memory._KNOWN", {})
+    monkeypatch.setattr(opaque, "_PRODUCT", lambda rows, *rest: product(rows, *rest) * (1.5 if len(rows) > 64 else 1))
+    assert choose_numerics(lm, config).most_rows == 64
+    rows = torch.randn(200, 64)
+    linear = next(module for module in lm.model.modules() if isinstance(module, PackedLinear))
+    with opaque.at_most(64):
+        assert torch.equal(linear.product(rows)[:5], linear.product(rows[:5]))
+    assert not torch.equal(linear.product(rows)[:5], linear.product(rows[:5]))

@@ -128,7 +128,7 @@ class LeftPadded:
         positions: (b, n). -> blocks, where each of the b * n tokens lies among their results, the cells to gather.
         """
         count, width = positions.shape
-        most, device = self.numerics.block or width, positions.device
+        most, device = self.numerics.queries or width, positions.device
         length = self.numerics.key_length(int(positions.max()) + 1)
         blocks, order, base = [], torch.empty(count, width, dtype=torch.long, device=device), 0
         for skip in range(0, width, most):

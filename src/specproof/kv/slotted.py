@@ -89,7 +89,7 @@ class Slotted:
             Part(slot, offset, feed.start, feed.length, feed.num_logits > 0)
             for slot, offset, feed in zip(slots, offsets, feeds, strict=True)
         ]
-        laid = [lay_out(group) for group in grouped([parts[i] for i in in_order], self.numerics.block)]
+        laid = [lay_out(group) for group in grouped([parts[i] for i in in_order], self.numerics.queries)]
         order = order_of(laid, len(ids))
 
         indices = [order, *(part for block in laid for part in (block.rows, block.queries))]

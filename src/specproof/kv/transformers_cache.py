@@ -88,7 +88,11 @@ class RunningStep:
         self.layer = 0
         self.heads: int | None = None
         self._kv = kv
-        held = LEAST <= count <= BLOCK and kv.gathered is None and kv.index.device.type == "cpu"
+        held = (
+            LEAST <= count <= (kv.plan.numerics.block or BLOCK)
+            and kv.gathered is None
+            and kv.index.device.type == "cpu"
+        )
         self._found = kv.plan.side_by_side(kv.index, kv.cells.rows, kv.cells.capacity, count) if held else None
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None, softcap: float | None) -> Tensor:

@@ -13,9 +13,10 @@ from specproof.numerics.finding import Finding
 from specproof.numerics.memory import recall
 from specproof.numerics.packed import PackedLinear, is_packable, is_packed, linear_shape, why_not
 from specproof.numerics.probe import probe, trials
-from specproof.numerics.rule import BLOCK, PLAIN, Numerics
+from specproof.numerics.rule import PLAIN, SMALL_BLOCK, Numerics
 
 INVARIANT = Numerics(True, True, "each operation gave the same bits in every shape that was tried")
+RULES = (INVARIANT, replace(INVARIANT, most_rows=SMALL_BLOCK))  # the fastest first
 
 
 def choose_numerics(lm: LM, config: EngineConfig) -> Numerics:
@@ -29,10 +30,11 @@ def choose_numerics(lm: LM, config: EngineConfig) -> Numerics:
     if packed and (left := _unpacked(lm)):
         why = f"the weight of {left[0]} cannot be packed: it is of a type of its own, has a hook, or is not on the CPU"
     elif packed:
-        broken = next((finding for finding in probe_once(lm, config) if not finding.holds), None)
-        if broken is None:
-            return replace(INVARIANT, compiled=config.compile)
-        why = f"{broken.op} depends on {'; '.join(broken.depends_on)}"
+        for rule in (replace(rule, compiled=config.compile) for rule in RULES):
+            broken = next((finding for finding in probe_once(lm, config, rule) if not finding.holds), None)
+            if broken is None:
+                return rule
+            why = f"{broken.op} depends on {'; '.join(broken.depends_on)}"
     else:
         why = cannot or "packing is off, and invariant products need packed weights"
     if config.numerics == "invariant":
@@ -47,7 +49,8 @@ def compare(lm: LM, config: EngineConfig) -> dict[str, Any]:
     layout, attention = config.parts.layout, config.attention
     chosen = choose_numerics(lm, config)
     ruled = _why_not_packed(lm) is None
-    rule = [asdict(f) for f in probe(lm, attention, layout, INVARIANT, _most(config))] if ruled else None
+    best = chosen if chosen.invariant else INVARIANT
+    rule = [asdict(f) for f in probe(lm, attention, layout, best, _most(config))] if ruled else None
     ordinary = [asdict(f) for f in probe(lm, attention, layout, PLAIN, _most(config))]
     return {"kind": chosen.kind, "reason": chosen.reason, "rule": rule, "ordinary": ordinary}
 
@@ -55,17 +58,17 @@ def compare(lm: LM, config: EngineConfig) -> dict[str, Any]:
 def _most(config: EngineConfig) -> int:
     """Tokens of the largest forward, in steps, so that few configs need a probe of their own."""
     step = config.batch_size * (config.num_draft_tokens + 1)
-    return -(-(config.prefill_chunk + step) // BLOCK) * BLOCK
+    return -(-(config.prefill_chunk + step) // 64) * 64
 
 
-def probe_once(lm: LM, config: EngineConfig) -> tuple[Finding, ...]:
-    """Findings under the invariant rule, to the first that fails; known ones while nothing that matters changed."""
+def probe_once(lm: LM, config: EngineConfig, rule: Numerics) -> tuple[Finding, ...]:
+    """Findings under the rule, to the first that fails; known ones while nothing that matters changed."""
     layout, attention, most = config.parts.layout, config.attention, _most(config)
     parts = sorted({type(module).__name__ for module in lm.model.modules() if linear_shape(module) is None})
     about = {"model": lm.model.config.to_json_string(), "parts": parts, "dtype": lm.dtype_name, "most": most}
-    about |= {"layout": layout, "attention": attention, "compiled": compiler() if config.compile else None}
-    numerics = replace(INVARIANT, compiled=config.compile)
-    return recall(about, lambda: _until_broken(trials(lm, attention, layout, numerics, most)))
+    about |= {"layout": layout, "attention": attention, "rows": rule.most_rows}
+    about |= {"compiled": (compiler(), config.parts.drafts) if config.compile else None}
+    return recall(about, lambda: _until_broken(trials(lm, attention, layout, rule, most)))
 
 
 def _until_broken(findings: Iterator[Finding]) -> tuple[Finding, ...]:

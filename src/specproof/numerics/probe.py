@@ -10,7 +10,7 @@ from specproof.kv.layout import Feed
 from specproof.lm import LM
 from specproof.numerics.finding import Finding, name_values
 from specproof.numerics.observe import observe
-from specproof.numerics.rule import Numerics
+from specproof.numerics.rule import SMALL_BLOCK, Numerics
 from specproof.numerics.trials import try_attention, try_layer, try_linear, try_rowwise, try_short
 
 RESTS = (64, 128, 192, 384, 448, 512)
@@ -36,12 +36,12 @@ def trials(lm: LM, attention: str, layout: str, numerics: Numerics, most: int) -
     for name, (module, tensors) in operations.rowwise.items():
         yield try_rowwise(name, module, tensors, most)
     for number, call in operations.compiled.items():
-        yield try_layer(lm, number, *call, most)
+        yield try_layer(lm, number, *call, numerics, most)
         yield from try_short(lm, number, *call, numerics)
     for shape in operations.attention:
         yield try_attention(shape, attention, numerics, lm.dtype, longest, beyond)
     for shape, product in operations.linear.items():
-        yield try_linear(shape, product, lm.dtype)
+        yield try_linear(shape, product, lm.dtype, numerics.block or SMALL_BLOCK)
     yield _try_whole(layout, lm, attention, numerics)
 
 

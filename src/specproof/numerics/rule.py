@@ -5,7 +5,9 @@ from dataclasses import dataclass
 # Rows of one packed product, at least. A single row goes another way in oneDNN and gets other bits; and of one to three
 # rows each product takes longer than of four (AVX-512, bfloat16 and float32).
 LEAST = 4
-BLOCK = 64  # most rows of one linear product, most query positions of one attention call
+BLOCK = 320  # most rows of one product: a whole chunk of a prompt and 64 other tokens, so weights are read once
+SMALL_BLOCK = 64  # where kernels are the same up to here only
+QUERIES = 64  # most query positions of one row in an attention call
 KEYS = 64  # key places of an attention call are a multiple of it
 
 
@@ -15,13 +17,15 @@ class Numerics:
 
     invariant: products and attention get only shapes in which the probe found a token's result to be the same bits
     whatever else is computed; else they get the shapes that come. packed: weights lie in the order in which oneDNN
-    reads them. reason: why it is so, in a sentence. compiled: decoder layers run compiled.
+    reads them. reason: why it is so, in a sentence. compiled: decoder layers run compiled. most_rows: of one product, if
+    invariant.
     """
 
     invariant: bool
     packed: bool
     reason: str
     compiled: bool = False
+    most_rows: int = BLOCK
 
     @property
     def kind(self) -> str:
@@ -29,8 +33,13 @@ class Numerics:
 
     @property
     def block(self) -> int | None:
-        """Most rows of one product and most query positions of one attention call; None: no limit."""
-        return BLOCK if self.invariant else None
+        """Most rows of one product; None: no limit."""
+        return self.most_rows if self.invariant else None
+
+    @property
+    def queries(self) -> int | None:
+        """Most query positions of one row in an attention call; None: no limit."""
+        return QUERIES if self.invariant else None
 
     @property
     def least_tokens(self) -> int:

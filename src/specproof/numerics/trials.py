@@ -16,9 +16,32 @@ from specproof.numerics.compiled import compiled_layers
 from specproof.numerics.finding import Finding, name_values
 from specproof.numerics.observe import AttentionShape
 from specproof.numerics.opaque import at_most, during
-from specproof.numerics.rule import BLOCK, KEYS, Numerics
+from specproof.numerics.rule import KEYS, QUERIES, SMALL_BLOCK, Numerics
 
 SAMPLES = 1 << 15  # results compared for each number of rows, at least: rounding to bfloat16 hides most differences
+# Rows of one product.
+COUNTS = (
+    *range(1, SMALL_BLOCK + 1),
+    65,
+    72,
+    79,
+    80,
+    96,
+    100,
+    127,
+    128,
+    129,
+    144,
+    191,
+    192,
+    193,
+    224,
+    255,
+    256,
+    257,
+    288,
+    319,
+)
 NUM_ROWS = (*range(1, 17), 32)  # rows of one attention call
 FIXED = 4  # queries that are followed through all shapes
 FOLLOWED = 16  # and through all key lengths
@@ -29,28 +52,33 @@ SHORT = (
 )  # fmt: skip
 
 
-def try_linear(shape: tuple[int, int, bool], product: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Finding:
-    """Every number of rows up to BLOCK (beyond it, products are cut), with the rows at different places."""
+def try_linear(
+    shape: tuple[int, int, bool], product: Callable[[Tensor], Tensor], dtype: torch.dtype, most: int
+) -> Finding:
+    """Numbers of rows up to `most`, every one up to SMALL_BLOCK, with the rows at different places."""
     outputs, inputs, _ = shape
-    states = _normal(BLOCK, inputs).to(dtype)
+    states, counts = _normal(most, inputs).to(dtype), [count for count in COUNTS if count < most]
     whole = product(states)
     differing = []
-    for count in range(1, BLOCK):
-        groups = min(BLOCK // count, -(-SAMPLES // (count * outputs)))
-        starts = [round(i * (BLOCK - count) / max(1, groups - 1)) for i in range(groups)]
+    for count in counts:
+        groups = min(most // count, -(-SAMPLES // (count * outputs)))
+        starts = [round(i * (most - count) / max(1, groups - 1)) for i in range(groups)]
         if not all(torch.equal(product(states[at : at + count]), whole[at : at + count]) for at in starts):
             differing.append(count)
-    other = _normal(BLOCK, inputs, seed=1).to(dtype)
+    other = _normal(most, inputs, seed=1).to(dtype)
     moved = torch.cat([other[:11], states[:3], other[14:]])
     depends = name_values("number of rows", differing)
     if not torch.equal(product(moved)[11:14], whole[:3]):
         depends += ("neighbours",)
     return Finding(
-        f"linear {inputs} to {outputs}", f"1 to {BLOCK} rows", depends, _threads_matter(lambda: product(states), whole)
+        f"linear {inputs} to {outputs}",
+        f"1 to {most} rows, {len(counts)} numbers",
+        depends,
+        _threads_matter(lambda: product(states), whole),
     )
 
 
-def try_layer(lm: LM, number: int, args: tuple, kwargs: dict[str, Any], most: int) -> Finding:
+def try_layer(lm: LM, number: int, args: tuple, kwargs: dict[str, Any], numerics: Numerics, most: int) -> Finding:
     """A compiled layer with an attention that gives each token its own value: then all of it goes row by row.
 
     Compared are also the queries, keys and values that it makes.
@@ -64,12 +92,12 @@ def try_layer(lm: LM, number: int, args: tuple, kwargs: dict[str, Any], most: in
         values, step = list(given), _OwnValue()
         for i, tensor in zip(at, tensors, strict=True):
             values[i] = tensor if count > 1 else tensor.repeat_interleave(2, dim=1)
-        with during(step), at_most(BLOCK):
+        with during(step), at_most(numerics.block):
             out = compiled.run(number, layers[number], *tree_unflatten(values, spec))
         return [t[:, :count] for t in (*_tensors(out), *step.seen) if isinstance(t, Tensor)]
 
     name = f"compiled {type(layers[number]).__name__} {number}"
-    counts = [*range(1, BLOCK + 17), *range(BLOCK + 17, most, 7)]
+    counts = [*range(1, 81), *range(81, most, 7)]
     return try_rowwise(name, run, [given[i] for i in at], most, counts)
 
 
@@ -116,7 +144,7 @@ def try_short(lm: LM, number: int, args: tuple, kwargs: dict[str, Any], numerics
             named["attention_plan"] = compiled.blocks(step, number)
             if named["attention_plan"] is None:
                 return None
-        with during(step), at_most(BLOCK):
+        with during(step), at_most(numerics.block):
             out = compiled.run(number, layers[number], values, named)
         return [*_tensors(out), cells.keys[number], cells.values[number]]
 
@@ -179,7 +207,7 @@ def try_attention(
     """Every key length up to `longest` and those in `long`; every size of block, place in it, number of rows."""
     trial = _Attention(shape, kind, numerics, dtype, numerics.key_length(max(longest, *long, 512)))
     lengths = [*sorted({numerics.key_length(n) for n in range(16, longest + 1, 16)}), *long]
-    sizes = range(1, BLOCK + 1)
+    sizes = range(1, QUERIES + 1)
     depends = name_values("key length", [length for length in lengths if trial.length_matters(length)])
     depends += name_values("queries per call", [m for m in sizes if trial.block_matters(m)])
     depends += name_values("rows per call", [count for count in NUM_ROWS if trial.rows_matter(count)])
