@@ -1,6 +1,7 @@
 """Share of step time spent outside the models' forwards, by method and batch size.
 
-    python benchmarks/step_overhead.py [--dtype bfloat16] [--threads 2] [--batch-sizes 1 2 4 8 16 32] [--json]
+    python benchmarks/step_overhead.py [--dtype bfloat16] [--threads 2] [--batch-sizes 1 2 4 8 16 32] [--compile]
+        [--json]
 
 overhead_share = 1 - (seconds inside the target's forward) / (seconds of the step), summed over all steps of a run of
 2 * batch_size prompts: prefill, refills and the tail, in which rows leave one by one, are in it. Drafting is scripted
@@ -11,6 +12,7 @@ take turns within one run; each figure is the median over `--repeats` runs, with
 """
 
 import argparse
+import gc
 import json
 import statistics
 from dataclasses import asdict, dataclass
@@ -99,10 +101,12 @@ def main() -> None:
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
     parser.add_argument("--max-new-tokens", type=int, default=40)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--compile", action="store_true")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     subject = load_subject(None, None, args.dtype, args.threads)
     target, tokenizer = subject.target, subject.tokenizer
+    gc.freeze()  # as `specproof generate` does
     rows = []
     for batch_size in args.batch_sizes:
         prompts = [PROMPTS[i % len(PROMPTS)] for i in range(2 * batch_size)]
@@ -116,7 +120,7 @@ def main() -> None:
         runs = {method: [] for method in METHODS}
         for _ in range(args.repeats):
             for method in METHODS:
-                config = EngineConfig(method=method, batch_size=batch_size, num_draft_tokens=K)
+                config = EngineConfig(method=method, batch_size=batch_size, num_draft_tokens=K, compile=args.compile)
                 runs[method].append(measure(target, config, requests, drafter))
         for method in METHODS:
             shares = [1 - inside / total for _, total, inside, _ in runs[method]]

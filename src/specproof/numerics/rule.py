@@ -17,8 +17,8 @@ class Numerics:
 
     invariant: products and attention get only shapes in which the probe found a token's result to be the same bits
     whatever else is computed; else they get the shapes that come. packed: weights lie in the order in which oneDNN
-    reads them. reason: why it is so, in a sentence. compiled: decoder layers run compiled. most_rows: of one product, if
-    invariant.
+    reads them. reason: why it is so, in a sentence. compiled: decoder layers run compiled. most_rows: of one product,
+    if invariant.
     """
 
     invariant: bool
