@@ -1,6 +1,7 @@
 """Invariant numerics on real models: is each row, tokens and logits, what the target alone gives, to the bit?
 
     python benchmarks/bit_equality.py question.jsonl [--target FOLDER] [--draft FOLDER] [--dtype bfloat16] [--draws 8]
+        [--compile]
 
 The truth is one run of `target-only` at batch 1 in invariant numerics, with the default chunk. Then `--draws` runs with
 everything drawn at random: method, batch 1, 3 or 8, K 1 to 7, prefill chunk 17 to 300, order of arrival, drafter
@@ -36,12 +37,13 @@ def main() -> None:
     target, tokenizer, draft = subject.target, subject.tokenizer, subject.draft
     defaults = Request((), max_new_tokens=args.max_new_tokens)
     requests = pick(read_chats(args.prompts, tokenizer, defaults), args.rows, args.max_prompt_tokens)
-    truth = decode(target, None, EngineConfig("target-only", 1, numerics="invariant", share_prefixes=False), requests)
+    alone = EngineConfig("target-only", 1, numerics="invariant", share_prefixes=False, compile=args.compile)
+    truth = decode(target, None, alone, requests)
     assert len({row[0] for row in truth.values()}) > 1, "the outputs do not vary"
     draw = random.Random(args.seed)
     runs = []
     for _ in range(args.draws):
-        about, drafter, config = _draw(draw, draft)
+        about, drafter, config = _draw(draw, draft, args.compile)
         shuffled = draw.sample(requests, len(requests))
         start = perf_counter()
         found = decode(target, drafter, config, shuffled)
@@ -53,7 +55,14 @@ def main() -> None:
     total = rate(sum(run["rows_equal"] for run in runs), sum(run["rows"] for run in runs))
     tokens = sum(len(row[0]) for row in truth.values())
     about = {"target": subject.name.rsplit("/", 1)[-1], "draft": args.draft and args.draft.rsplit("/", 1)[-1]}
-    document = {**about, "dtype": args.dtype, "tokens_per_run": tokens, "rows_equal": total, "runs": runs}
+    document = {
+        **about,
+        "dtype": args.dtype,
+        "compiled": args.compile,
+        "tokens_per_run": tokens,
+        "rows_equal": total,
+        "runs": runs,
+    }
     print(json.dumps({**document, "versions": versions(), "machine": machine()}, indent=1))
     raise SystemExit(int(total["hits"] < total["n"]))
 
@@ -83,7 +92,7 @@ def decode(lm: LM, drafter: Any, config: EngineConfig, requests: Sequence[Reques
     return rows
 
 
-def _draw(draw: random.Random, draft: LM | None) -> tuple[dict[str, Any], Any, EngineConfig]:
+def _draw(draw: random.Random, draft: LM | None, compiled: bool) -> tuple[dict[str, Any], Any, EngineConfig]:
     method = draw.choice([name for name in METHODS if METHODS[name].drafts])
     names = ["prompt-lookup", "suffix", *(["model"] if draft else [])]
     name = draw.choice(names)
@@ -92,7 +101,7 @@ def _draw(draw: random.Random, draft: LM | None) -> tuple[dict[str, Any], Any, E
         "method": method, "batch_size": draw.choice((1, 3, 8)), "num_draft_tokens": draw.randint(1, 7),
         "prefill_chunk": draw.randint(17, 300), "adaptive": method == "specproof" and draw.random() < 0.5,
     }  # fmt: skip
-    return {**options, "drafter": name}, drafter, EngineConfig(numerics="invariant", **options)
+    return {**options, "drafter": name}, drafter, EngineConfig(numerics="invariant", compile=compiled, **options)
 
 
 def _arguments() -> argparse.Namespace:
@@ -101,6 +110,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--target")
     parser.add_argument("--draft")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
+    parser.add_argument("--compile", action="store_true", help="all runs compiled, the truth too")
     parser.add_argument("--draws", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rows", type=int, default=64)
