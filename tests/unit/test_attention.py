@@ -192,11 +192,11 @@ def test_blocks_in_tensors_alone_keep_and_attend_as_the_plan_does(numerics, case
     expected = plan.attend(0, query[:, :, :kept], *cells.view(0), 0.7, None)
     found = plan.side_by_side(at, twin.rows, 12, kept + fillers)
     assert found is not None
-    begin, count, *indices = found
     masks = tuple(plan.mask(i, 0, GROUPS, torch.float64, torch.device("cpu")) for i in range(len(blocks)))
-    result = Blocks(*twin.of_rows(0, begin, count), *indices, masks).attend(query, key, value, 0.7)
+    held = twin.of_rows(0, found.first, found.count)
+    result = Blocks(*held, found.index, found.order, found.queries, masks).attend(query, key, value, 0.7)
 
-    assert (begin, count) == (first, low - first)
+    assert (found.first, found.count) == (first, low - first)
     assert result.shape == (1, kept + fillers, KV_HEADS * GROUPS, D)
     assert torch.equal(result[:, :kept], expected)
     assert torch.equal(cells.keys[0], twin.keys[0])

@@ -7,6 +7,7 @@ G = H / Hkv, D head size.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -87,6 +88,16 @@ def _attend(tokens: Tensor, queries: Tensor, keys: Tensor, values: Tensor, mask:
     return _by_query(out.narrow(2, 0, rows), m)
 
 
+class SideBySide(NamedTuple):
+    """Where the blocks of a forward lie, for all layers: the first of their rows, how many, the rest as in Blocks."""
+
+    first: int
+    count: int
+    index: Tensor
+    order: Tensor
+    queries: tuple[Tensor, ...]
+
+
 @dataclass
 class AttentionPlan:
     """All blocks of one forward. order: where each token's result lies among the blocks' results, a slice or (N,).
@@ -103,27 +114,19 @@ class AttentionPlan:
     masks: dict[tuple, Tensor] = field(default_factory=dict)
     buffers: dict[tuple, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
-    def side_by_side(
-        self, index: Tensor, rows: int, capacity: int, count: int
-    ) -> tuple[int, int, Tensor, Tensor, tuple[Tensor, ...]] | None:
-        """The first row of the blocks, how many they have, and `index`, `order` and `queries` as Blocks has them.
+    def side_by_side(self, index: Tensor, rows: int, capacity: int, count: int) -> SideBySide | None:
+        """None if a block's rows are not the next neighbours of those of the block before.
 
-        None if a block's rows are not the neighbours of those of the block before. index: flat cells of the tokens
-        that are kept. rows, capacity: of the cells. count: N.
+        index: flat cells of the tokens that are kept. rows, capacity: of the cells. count: N.
         """
-        start = end = None
-        for block in self.blocks:
-            if not isinstance(block.rows, slice):
-                return None
-            low, high, _ = block.rows.indices(rows)
-            if end not in (None, low):
-                return None
-            start, end = low if start is None else start, high
-        assert start is not None
-        assert end is not None
+        spans = [range(*block.rows.indices(rows)) for block in self.blocks if isinstance(block.rows, slice)]
+        if len(spans) < len(self.blocks) or any(one.stop != other.start for one, other in pairwise(spans)):
+            return None
+        first = spans[0].start
         queries = tuple(_index(block.queries, count).view(block.columns.shape) for block in self.blocks)
         order = _index(self.order, sum(map(torch.numel, queries)))
-        return start, end - start, index - start * capacity, pad(order, (0, count - len(order))), queries
+        order = pad(order, (0, count - len(order)))
+        return SideBySide(first, spans[-1].stop - first, index - first * capacity, order, queries)
 
     def attend(
         self, layer: int, query: Tensor, keys: Tensor, values: Tensor, scale: float | None, softcap: float | None

@@ -93,7 +93,7 @@ class RunningStep:
             and kv.gathered is None
             and kv.index.device.type == "cpu"
         )
-        self._found = kv.plan.side_by_side(kv.index, kv.cells.rows, kv.cells.capacity, count) if held else None
+        self._places = kv.plan.side_by_side(kv.index, kv.cells.rows, kv.cells.capacity, count) if held else None
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None, softcap: float | None) -> Tensor:
         plain = self._kv.plan.kind == "sdpa" and softcap is None and query.shape[3] == value.shape[3]
@@ -102,14 +102,13 @@ class RunningStep:
         return self._kv.plan.attend(self.layer, query, keys, values, scale, softcap)
 
     def blocks(self, heads: int, most: int) -> Blocks | None:
-        cells, plan = self._kv.cells, self._kv.plan
-        if self._found is None or len(plan.blocks) > most or self.layer not in cells.keys:
+        cells, plan, places = self._kv.cells, self._kv.plan, self._places
+        if places is None or len(plan.blocks) > most or self.layer not in cells.keys:
             return None
-        first, count, index, order, queries = self._found
-        keys, values = cells.of_rows(self.layer, first, count)
+        keys, values = cells.of_rows(self.layer, places.first, places.count)
         groups = heads // len(keys)
-        masks = tuple(plan.mask(i, self.layer, groups, keys.dtype, keys.device) for i in range(len(queries)))
-        return Blocks(keys, values, index, order, queries, masks)
+        masks = tuple(plan.mask(i, self.layer, groups, keys.dtype, keys.device) for i in range(len(plan.blocks)))
+        return Blocks(keys, values, places.index, places.order, places.queries, masks)
 
 
 def growing_cache() -> DynamicCache:

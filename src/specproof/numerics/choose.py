@@ -9,6 +9,7 @@ from specproof.errors import ConfigError
 from specproof.lm import LM
 from specproof.numerics.artifact import compiler
 from specproof.numerics.compilation import compile_now
+from specproof.numerics.compiled import compiled_layers
 from specproof.numerics.finding import Finding
 from specproof.numerics.memory import recall
 from specproof.numerics.packed import PackedLinear, is_packable, is_packed, linear_shape, why_not
@@ -67,7 +68,8 @@ def probe_once(lm: LM, config: EngineConfig, rule: Numerics) -> tuple[Finding, .
     parts = sorted({type(module).__name__ for module in lm.model.modules() if linear_shape(module) is None})
     about = {"model": lm.model.config.to_json_string(), "parts": parts, "dtype": lm.dtype_name, "most": most}
     about |= {"layout": layout, "attention": attention, "rows": rule.most_rows}
-    about |= {"compiled": (compiler(), config.parts.drafts) if config.compile else None}
+    if rule.compiled:
+        about["compiled"] = compiler(), compiled_layers(lm.model, packed=True)[1].most_blocks
     return recall(about, lambda: _until_broken(trials(lm, attention, layout, rule, most)))
 
 

@@ -50,7 +50,10 @@ class Compilation:
 
 
 def compile_now(lm: LM, attention: str, packed: bool, drafts: bool) -> None:
-    """drafts: whether steps will have rows of different lengths. Raises ConfigError if it cannot be, saying why."""
+    """drafts: whether steps will have rows of different lengths.
+
+    Raises ConfigError, saying why, if the layers cannot be compiled.
+    """
     started = perf_counter()
     why = why_not_compiled(lm.model)
     if why is None:

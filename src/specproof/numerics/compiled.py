@@ -169,8 +169,8 @@ def in_their_place(model: PreTrainedModel, packed: bool, running: Running, ids: 
     """The model runs compiled layers while the block runs. See `Layers.for_one_forward`."""
     layers, compiled = compiled_layers(model, packed)
     holder, name = layers_holder(model)
-    holder._modules[name] = compiled.for_one_forward(layers, running, ids)  # type: ignore[assignment]
     try:
+        holder._modules[name] = compiled.for_one_forward(layers, running, ids)  # type: ignore[assignment]
         yield
     finally:
         holder._modules[name] = layers
