@@ -16,7 +16,7 @@ from specproof.numerics.compiled import compiled_layers
 from specproof.numerics.finding import Finding, name_values
 from specproof.numerics.observe import AttentionShape
 from specproof.numerics.opaque import at_most, during
-from specproof.numerics.rule import KEYS, QUERIES, SMALL_BLOCK, Numerics
+from specproof.numerics.rule import BLOCK, KEYS, QUERIES, SMALL_BLOCK, Numerics
 
 SAMPLES = 1 << 15  # results compared for each number of rows, at least: rounding to bfloat16 hides most differences
 # Rows of one product.
@@ -48,7 +48,7 @@ FOLLOWED = 16  # and through all key lengths
 # Steps of few tokens: rows, and tokens of each, of their blocks.
 SHORT = (
     [(1, 4)], [(2, 2)], [(3, 5)], [(8, 1)], [(9, 7)], [(16, 4)], [(1, 1), (1, 6)], [(5, 1), (2, 4)], [(2, 3), (7, 1)],
-    [(3, 1), (1, 9), (4, 1)], [(1, 5), (2, 2), (1, 1)],
+    [(3, 1), (1, 9), (4, 1)], [(1, 5), (2, 2), (1, 1)], [(8, 17)], [(16, 20)], [(2, 17), (4, 30), (9, 1)],
 )  # fmt: skip
 
 
@@ -122,7 +122,10 @@ def try_short(lm: LM, number: int, args: tuple, kwargs: dict[str, Any], numerics
     """
     layers, compiled = compiled_layers(lm.model, packed=True)
     given, spec = tree_flatten((args, kwargs))
-    shapes = [shape for shape in SHORT if len(shape) <= compiled.most_blocks]
+    most = numerics.block or BLOCK
+    shapes = [
+        shape for shape in SHORT if len(shape) <= compiled.most_blocks and sum(rows * m for rows, m in shape) <= most
+    ]
 
     def run(shape: Sequence[tuple[int, int]], cells: Cells, is_short: bool) -> list[Tensor] | None:
         """All rows of the cells but the first and the last. None if the layer has no graph for it."""
@@ -161,7 +164,7 @@ def try_short(lm: LM, number: int, args: tuple, kwargs: dict[str, Any], numerics
             differing.append(sum(rows * m for rows, m in shape))
     if shapes:
         name = f"compiled {type(layers[number]).__name__} {number}, attention in its graph"
-        tried = f"{len(shapes)} steps of 1 to {len(shapes[-1])} blocks"
+        tried = f"{len(shapes)} steps of up to {max(map(len, shapes))} blocks"
         yield Finding(name, tried, name_values("the graph, steps of tokens", differing))
 
 
