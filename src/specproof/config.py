@@ -44,7 +44,9 @@ METHODS = {
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """How to decode. Nothing here changes what is decoded.
+    """How to decode. Nothing here changes what is decoded, but that `compile`, `numerics` and `pack` round otherwise.
+
+    Of two tokens that are nearly as likely, the other may then be chosen.
 
     method: a name from METHODS; `layout`, `scheduler` and `commit` override its parts one by one.
     batch_size: rows decoded together.

@@ -43,7 +43,7 @@ class Compilation:
     def __str__(self) -> str:
         tokens = self.break_even_tokens
         return (
-            f"compiled in {self.seconds:.1f} s; a step of {self.rows} rows takes {1e3 * self.step_seconds:.1f} ms, "
+            f"compiled in {self.seconds:.1f} s; a step at batch {self.rows} takes {1e3 * self.step_seconds:.1f} ms, "
             f"{1e3 * self.plain_step_seconds:.1f} ms if not compiled: "
             + ("it does not pay here" if tokens is None else f"pays after {tokens} tokens")
         )
