@@ -82,6 +82,15 @@ def test_every_method_gives_the_bits_of_a_row_alone_and_compiles_nothing_more(fa
     assert not any("forward" in vars(module) for module in lm.model.modules())
 
 
+def test_many_query_heads_on_one_key_head_are_compiled_too():
+    lm = wide_lm("llama", torch.bfloat16, num_attention_heads=16, num_key_value_heads=1)
+    truth = decode_bits(lm, ROWS, method="target-only", batch_size=1, compile=True)
+    assert len({token for bits in truth.values() for token in bits.output.token_ids}) > 8
+    found = decode_bits(lm, ROWS, drafts_of(truth), batch_size=3, num_draft_tokens=4, compile=True)
+    assert not rows_that_differ(found, truth)
+    assert sum(bits.output.num_accepted for bits in found.values()) > 0
+
+
 @pytest.mark.parametrize("drafts", [False, True])
 def test_short_steps_attend_in_their_graph(monkeypatch, drafts):
     truth, called, records = alone("llama", torch.bfloat16), set(), []

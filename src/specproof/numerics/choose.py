@@ -59,7 +59,7 @@ def compare(lm: LM, config: EngineConfig) -> dict[str, Any]:
 def _most(config: EngineConfig) -> int:
     """Tokens of the largest forward, in steps, so that few configs need a probe of their own."""
     step = config.batch_size * (config.num_draft_tokens + 1)
-    return -(-(config.prefill_chunk + step) // 64) * 64
+    return -(-(config.prefill_chunk + step) // SMALL_BLOCK) * SMALL_BLOCK
 
 
 def probe_once(lm: LM, config: EngineConfig, rule: Numerics) -> tuple[Finding, ...]:

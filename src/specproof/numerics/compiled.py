@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from specproof.errors import ConfigError
 from specproof.kv.attention import Blocks
 from specproof.kv.transformers_cache import PASSED_ON, StepCache
-from specproof.layers import decoder_layers, layers_holder
+from specproof.layers import decoder_layers, find_layers
 from specproof.numerics.artifact import compiler, load, save
 from specproof.numerics.kinds import fingerprint, kinds_of
 from specproof.numerics.opaque import Running, for_short
@@ -158,17 +158,21 @@ def compiled_layers(model: PreTrainedModel, packed: bool) -> tuple[nn.ModuleList
     Raises ConfigError if the model has too many kinds of layers.
     """
     layers = decoder_layers(model)
+    return layers, _compiled(layers, packed)
+
+
+def _compiled(layers: nn.ModuleList, packed: bool) -> Layers:
     made = _LAYERS.setdefault(layers, {})
     if packed not in made:
         made[packed] = Layers(layers)
-    return layers, made[packed]
+    return made[packed]
 
 
 @contextmanager
 def in_their_place(model: PreTrainedModel, packed: bool, running: Running, ids: Tensor) -> Iterator[None]:
     """The model runs compiled layers while the block runs. See `Layers.for_one_forward`."""
-    layers, compiled = compiled_layers(model, packed)
-    holder, name = layers_holder(model)
+    holder, name, layers = find_layers(model)
+    compiled = _compiled(layers, packed)
     try:
         holder._modules[name] = compiled.for_one_forward(layers, running, ids)  # type: ignore[assignment]
         yield
@@ -240,8 +244,9 @@ def _example(args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]
     keys, values = (t.new_zeros(len(t), rows + 2, capacity, t.shape[3])[:, 1 : 1 + rows] for t in blocks[:2])
     index, order = blocks.index.new_zeros(kept), blocks.order.new_zeros(count)
     queries = tuple(q.new_zeros(r, m) for q, (r, m, _) in zip(blocks.queries, shapes, strict=True))
+    groups = blocks.masks[0].shape[2] // blocks.queries[0].shape[1]  # at least the query heads of one key head
     masks = tuple(
-        mask.new_zeros(r, 1, 8 * m + 1, length) for mask, (r, m, length) in zip(blocks.masks, shapes, strict=True)
+        mask.new_zeros(r, 1, groups * m + 1, length) for mask, (r, m, length) in zip(blocks.masks, shapes, strict=True)
     )
     free = [(keys, 1), (keys, 2), (values, 1), (values, 2), (index, 0), (order, 0)]
     free += [(q, dimension) for q in queries for dimension in (0, 1)]
