@@ -47,11 +47,13 @@ def _on_host(logits: Tensor) -> Tensor:
     # As integers, the bits of positive halves are in the order of their values, above those of all negative ones, which
     # are in reverse order. NaN lies behind the infinity of its sign.
     infinity, bits = _INFINITY[logits.dtype], logits.contiguous().view(torch.int16).numpy()
-    found, best, last = bits.argmax(-1), bits.max(-1), bits.view(np.uint16).max(-1)
+    found = bits.argmax(-1)
+    best = bits[np.arange(len(found)), found]
     if not best.all():  # zeros of both signs are equal
         return _anywhere(logits)
     if best.min(initial=1) < 0:
         found = np.where(best < 0, bits.argmin(-1), found)
-    if best.max(initial=0) > infinity or last.max(initial=0) > infinity + 0x8000:
+    if best.max(initial=0) > infinity or bits.view(np.uint16).max(initial=0) > infinity + 0x8000:
+        last = bits.view(np.uint16).max(-1)
         found = np.where((best > infinity) | (last > infinity + 0x8000), NO_CHOICE, found)
     return torch.from_numpy(found)

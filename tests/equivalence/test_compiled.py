@@ -22,9 +22,11 @@ from specproof.errors import ConfigError
 from specproof.kv.cells import Cells
 from specproof.kv.transformers_cache import RunningStep
 from specproof.lm import LM
+from specproof.numerics import compilation, short
 from specproof.numerics.artifact import compiler
 from specproof.numerics.choose import INVARIANT
 from specproof.numerics.probe import probe
+from specproof.numerics.short import ShortGraph
 from specproof.reference import decode_reference
 
 pytestmark = pytest.mark.skipif(
@@ -37,6 +39,20 @@ CASES = [
     ("gemma3_text", torch.bfloat16),
     ("gpt2", torch.float32),
 ]
+
+
+@pytest.fixture
+def libraries(monkeypatch):
+    """What is made for short steps meanwhile, each as it was asked for."""
+    made, library = [], short.library
+    monkeypatch.setattr(short, "library", lambda about, build: made.append(about) or library(about, build))
+    return made
+
+
+@pytest.fixture
+def one_block(monkeypatch):
+    """Fewer graphs, where a test does not need them: each takes seconds."""
+    monkeypatch.setattr(compilation, "MOST_BLOCKS", 1)
 
 
 @cache
@@ -65,10 +81,10 @@ def drafts_of(found) -> Scripted:
 
 
 @pytest.mark.parametrize(("family", "dtype"), CASES, ids=str)
-def test_every_method_gives_the_bits_of_a_row_alone_and_compiles_nothing_more(family, dtype):
+def test_every_method_gives_the_bits_of_a_row_alone_and_compiles_nothing_more(family, dtype, libraries):
     lm, truth = target(family, dtype), alone(family, dtype)
     Engine(lm, PromptLookup(), EngineConfig(compile=True))  # with drafts, steps have more kinds of graphs
-    compiled, accepted, drafted = counters["stats"]["unique_graphs"], 0, 0
+    compiled, accepted, drafted = (counters["stats"]["unique_graphs"], len(libraries)), 0, 0
     for number, (name, method) in enumerate(METHODS.items()):
         drafts = drafts_of(truth) if method.drafts else None
         config = {"method": name, "batch_size": (3, 8, 1)[number % 3], "num_draft_tokens": 2 + number}
@@ -78,7 +94,7 @@ def test_every_method_gives_the_bits_of_a_row_alone_and_compiles_nothing_more(fa
         accepted += sum(bits.output.num_accepted for bits in found.values())
         drafted += sum(bits.output.num_drafted for bits in found.values())
     assert 0 < accepted < drafted
-    assert counters["stats"]["unique_graphs"] == compiled
+    assert (counters["stats"]["unique_graphs"], len(libraries)) == compiled
     assert not any("forward" in vars(module) for module in lm.model.modules())
 
 
@@ -130,7 +146,7 @@ def test_a_graph_that_attends_to_other_rows_is_named_by_the_probe(monkeypatch):
 
 
 @pytest.mark.parametrize("pack", [True, False])
-def test_fast_numerics_in_float32_give_the_references_tokens(pack):
+def test_fast_numerics_in_float32_give_the_references_tokens(pack, one_block):
     lm = tiny_lm("gemma3_text", dtype=torch.float32)
     references = [decode_reference(lm, request) for request in ROWS]
     assert len({token for reference in references for token in reference.token_ids}) > 8
@@ -140,7 +156,7 @@ def test_fast_numerics_in_float32_give_the_references_tokens(pack):
     assert [output.token_ids for output in engine.generate(ROWS)] == [r.token_ids for r in references]
 
 
-def test_a_compiled_model_is_given_back_as_it_came_copies_and_is_given_up():
+def test_a_compiled_model_is_given_back_as_it_came_copies_and_is_given_up(one_block):
     lm = tiny_lm("llama", dtype=torch.float32)
     modules, weights = dict(lm.model.named_modules()), copy.deepcopy(lm.model.state_dict())
     request = Request([5, 6, 7], max_new_tokens=12)
@@ -217,22 +233,28 @@ def test_the_auditor_sees_a_compiled_engines_steps(layout):
 def test_another_process_need_not_compile_again(monkeypatch, tmp_path):
     monkeypatch.setenv("SPECPROOF_CACHE", str(tmp_path))
     request, config = Request([5, 6, 7], max_new_tokens=8), EngineConfig("target-only", compile=True, numerics="fast")
-    outputs, traced = [], []
-    for _ in range(2):
-        before = counters["stats"]["unique_graphs"]
-        outputs.append(Engine(tiny_lm("llama", dtype=torch.float32), config=config).generate([request])[0].token_ids)
-        traced.append(counters["stats"]["unique_graphs"] - before)
-    assert traced == [2, 0]  # for any step, and for short ones
-    assert outputs[0] == outputs[1]
-    saved, *_ = sorted((tmp_path / "compiled").glob("*.bin"))
-    whole = saved.read_bytes()
-    for damaged in (b"no code", whole[:-1] + bytes([whole[-1] ^ 1]), whole[:1000]):
-        saved.write_bytes(damaged)
-        before = counters["stats"]["unique_graphs"]
+    built, build = [], ShortGraph._compile
+    monkeypatch.setattr(ShortGraph, "_compile", lambda self, *args: built.append(self) or build(self, *args))
+
+    def run() -> tuple[tuple[int, ...], int, int]:
+        """Tokens; how many graphs for any step were traced, how many libraries built."""
+        before = counters["stats"]["unique_graphs"], len(built)
         engine = Engine(tiny_lm("llama", dtype=torch.float32), config=config)
-        assert engine.generate([request])[0].token_ids == outputs[0]
-        assert counters["stats"]["unique_graphs"] - before == 1
-        assert saved.read_bytes() != damaged
+        ids = engine.generate([request])[0].token_ids
+        return ids, counters["stats"]["unique_graphs"] - before[0], len(built) - before[1]
+
+    ids, *made = run()
+    assert made == [1, 1]
+    assert run() == (ids, 0, 0)
+    for kind, again in (("bin", (1, 0)), ("pt2", (0, 1))):
+        (saved,) = (tmp_path / "compiled").glob(f"*.{kind}")
+        whole = saved.read_bytes()
+        middle = len(whole) // 2
+        changed = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
+        for damaged in (b"no code", changed) if kind == "bin" else (changed,):
+            saved.write_bytes(damaged)
+            assert run() == (ids, *again)
+            assert saved.read_bytes() != damaged
 
 
 def test_what_cannot_be_compiled_is_one_clear_error(monkeypatch):

@@ -66,7 +66,7 @@ class Blocks(NamedTuple):
         at = head, self.index // capacity, self.index % capacity
         self.keys[at] = key[0].narrow(1, 0, self.index.shape[0])
         self.values[at] = value[0].narrow(1, 0, self.index.shape[0])
-        counts = [len(queries) for queries in self.queries]
+        counts = [queries.shape[0] for queries in self.queries]
         rows = [self.keys], [self.values]
         if len(counts) > 1:
             rows = self.keys.split(counts, 1), self.values.split(counts, 1)
@@ -125,8 +125,9 @@ class AttentionPlan:
         first = spans[0].start
         queries = tuple(_index(block.queries, count).view(block.columns.shape) for block in self.blocks)
         order = _index(self.order, sum(map(torch.numel, queries)))
-        order = pad(order, (0, count - len(order)))
-        return SideBySide(first, spans[-1].stop - first, index - first * capacity, order, queries)
+        if len(order) < count:
+            order = pad(order, (0, count - len(order)))
+        return SideBySide(first, spans[-1].stop - first, index - first * capacity if first else index, order, queries)
 
     def attend(
         self, layer: int, query: Tensor, keys: Tensor, values: Tensor, scale: float | None, softcap: float | None

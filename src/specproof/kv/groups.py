@@ -1,6 +1,7 @@
 """Which rows are attended together in a flat forward, and how their tokens are laid out for it."""
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 # What one more call of the attention costs, in pairs of a query and a key. On SmolLM2 and Qwen2.5-1.5B, in bfloat16
@@ -22,14 +23,14 @@ class Part(NamedTuple):
 
 
 class Laid(NamedTuple):
-    """Parts laid out as (R, m); see `Block`. end: the highest position, plus one.
+    """Parts laid out as (R, m), row after row; see `Block`. end: the highest position, plus one.
 
     tokens, results: which of the N tokens lies where among the block's R * m results, without repeated ones.
     """
 
     rows: list[int]
     queries: list[int]
-    columns: list[list[int]]
+    columns: list[int]
     end: int
     tokens: list[int]
     results: list[int]
@@ -104,7 +105,7 @@ def lay_out(parts: Sequence[Part]) -> Laid:
         tokens += range(part.offset, part.offset + part.length)
         results += range(at * m, at * m + part.length)
     end = max(part.start + part.length for part in parts)
-    return Laid(rows, [query for row in queries for query in row], columns, end, tokens, results)
+    return Laid(rows, list(chain.from_iterable(queries)), list(chain.from_iterable(columns)), end, tokens, results)
 
 
 def order_of(laid: Sequence[Laid], count: int) -> list[int]:

@@ -8,7 +8,8 @@ The forward is flat: (1, N), the tokens of one row after another, each row as ma
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from itertools import chain
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -94,29 +95,29 @@ class Slotted:
 
         indices = [order, *(part for block in laid for part in (block.rows, block.queries))]
         runs = [_run(part) for part in indices]
-        (given, places, index, wanted, to_fill), columns, others = _sent(
-            self.lm.device,
-            [ids, positions, cells, logits_at, device_at],
-            [block.columns for block in laid],
-            [part for part, run in zip(indices, runs, strict=True) if run is None],
+        columns = [block.columns for block in laid]
+        left = [part for part, run in zip(indices, runs, strict=True) if run is None]
+        given, places, index, wanted, to_fill, *rest = _sent(
+            self.lm.device, [ids, positions, cells, logits_at, device_at, *columns, *left]
         )
-        rest = iter(others)
-        whole, *of_blocks = (next(rest) if run is None else run for run in runs)
+        others = iter(rest[len(laid) :])
+        whole, *of_blocks = (next(others) if run is None else run for run in runs)
         if device_ids is not None:
             given.index_copy_(0, to_fill, device_ids)
         blocks = [
-            Block(rows, queries, of_block, None, self.numerics.key_length(block.end))
-            for block, of_block, rows, queries in zip(laid, columns, of_blocks[::2], of_blocks[1::2], strict=True)
+            Block(rows, queries, column.view(len(block.rows), -1), None, self.numerics.key_length(block.end))
+            for block, column, rows, queries in zip(laid, rest, of_blocks[::2], of_blocks[1::2], strict=False)
         ]
         plan = AttentionPlan(blocks, whole, self.lm.windows, self._attention, self.numerics)
         kv = StepCache(self.slots.cells, index, plan)
         return self.lm.forward(given[None], places[None], kv, wanted)[0]
 
 
-def _sent(device: torch.device, *groups: Sequence[Any]) -> list[list[Tensor]]:
-    """Groups of lists of integers as long tensors on the device, in one transfer."""
-    tensors = iter(to_device(device, *(np.array(part, dtype=int) for group in groups for part in group)))
-    return [[next(tensors) for _ in group] for group in groups]
+def _sent(device: torch.device, lists: Sequence[Sequence[int]]) -> Sequence[Tensor]:
+    """Lists of integers as long tensors on the device, in one transfer."""
+    lengths = [len(part) for part in lists]
+    (whole,) = to_device(device, np.fromiter(chain.from_iterable(lists), int, sum(lengths)))
+    return whole.split(lengths)
 
 
 def _last(offsets: Sequence[int], feeds: Sequence[Feed], counts: Sequence[int]) -> list[int]:

@@ -93,6 +93,7 @@ class RunningStep:
             and kv.gathered is None
             and kv.index.device.type == "cpu"
         )
+        self._masks: dict[tuple, tuple[Tensor, ...]] = {}  # by what they depend on
         self._places = kv.plan.side_by_side(kv.index, kv.cells.rows, kv.cells.capacity, count) if held else None
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None, softcap: float | None) -> Tensor:
@@ -106,8 +107,12 @@ class RunningStep:
         if places is None or len(plan.blocks) > most or self.layer not in cells.keys:
             return None
         keys, values = cells.of_rows(self.layer, places.first, places.count)
-        groups = heads // len(keys)
-        masks = tuple(plan.mask(i, self.layer, groups, keys.dtype, keys.device) for i in range(len(plan.blocks)))
+        alike = plan.windows[self.layer], heads, keys.shape[0]
+        masks = self._masks.get(alike)
+        if masks is None:
+            groups = heads // keys.shape[0]
+            masks = tuple(plan.mask(i, self.layer, groups, keys.dtype, keys.device) for i in range(len(plan.blocks)))
+            self._masks[alike] = masks
         return Blocks(keys, values, places.index, places.order, places.queries, masks)
 
 

@@ -3,48 +3,80 @@
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache
 from io import BytesIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 import transformers
+from torch import Tensor
 
 from specproof import __version__
 from specproof.embedded import embedded_folder
 from specproof.machine import cpu_name
 
-VERSION = 3  # of these files and of the operators that compiled layers call: raise it when they change
+VERSION = 4  # of these files and of the operators that compiled layers call: raise it when they change
 
 
 def load(about: Mapping[str, Any], names: dict[str, Any]) -> Any:
-    """What was saved for `about` on this machine, None if nothing was. names: globals of the compiled function.
+    """The function that was saved for `about` on this machine, None if none was. names: its globals.
 
     Like PyTorch's own cache it holds pickled code, in the user's folder.
     """
+    code = _read(_path(about, "bin"))
     try:
-        digest, _, code = _path(about).read_bytes().partition(b"\n")
-        if digest != _digest(code):
-            return None
-        return torch.compiler.load_compiled_function(BytesIO(code), f_globals=names)
-    except Exception:  # not there, of another PyTorch: compile again
+        return None if code is None else torch.compiler.load_compiled_function(BytesIO(code), f_globals=names)
+    except Exception:  # of another PyTorch: compile again
         return None
 
 
 def save(about: Mapping[str, Any], made: Any) -> None:
-    """A folder that cannot be written, or code that cannot be saved, only means compiling again next time."""
-    path = _path(about)
-    partial = path.with_suffix(f".{os.getpid()}")
+    """Code that cannot be saved only means compiling again next time."""
+    with TemporaryDirectory() as folder, suppress(RuntimeError):
+        file = Path(folder) / "function"
+        made.save_compiled_function(str(file))
+        _write(_path(about, "bin"), file.read_bytes())
+
+
+def library(about: Mapping[str, Any], build: Callable[[Path], None]) -> Callable[[list[Tensor]], list[Tensor]]:
+    """What was built for `about` on this machine, else it is built into the file that `build` is given.
+
+    It can run on one thread at a time.
+    """
+    from torch._inductor import aoti_load_package
+
+    path = _path(about, "pt2")
+    code = _read(path)
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / path.name
+        if code is None:
+            build(file)
+            _write(path, file.read_bytes())
+        else:
+            file.write_bytes(code)
+        return aoti_load_package(str(file), run_single_threaded=True).loader.boxed_run
+
+
+def _read(path: Path) -> bytes | None:
+    """None if there is no such file, or not all of it."""
     try:
+        digest, _, code = path.read_bytes().partition(b"\n")
+    except OSError:
+        return None
+    return code if digest == _digest(code) else None
+
+
+def _write(path: Path, code: bytes) -> None:
+    """A folder that cannot be written only means compiling again next time."""
+    partial = path.with_suffix(f".{os.getpid()}")
+    with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        made.save_compiled_function(str(partial))
-        code = partial.read_bytes()
         partial.write_bytes(_digest(code) + b"\n" + code)
         partial.replace(path)
-    except (OSError, RuntimeError):
-        return
 
 
 def _digest(code: bytes) -> bytes:
@@ -63,7 +95,7 @@ def compiler() -> str | None:
     return f"{path} {get_compiler_version_info(path)}"
 
 
-def _path(about: Mapping[str, Any]) -> Path:
+def _path(about: Mapping[str, Any], kind: str) -> Path:
     where = {
         "version": (VERSION, __version__),
         "torch": torch.__version__,
@@ -73,4 +105,4 @@ def _path(about: Mapping[str, Any]) -> Path:
         "compiler": compiler(),
     }
     key = hashlib.sha256(json.dumps({**about, **where}, sort_keys=True).encode()).hexdigest()[:32]
-    return embedded_folder().parent / "compiled" / f"{key}.bin"
+    return embedded_folder().parent / "compiled" / f"{key}.{kind}"

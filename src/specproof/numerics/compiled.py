@@ -2,22 +2,20 @@
 
 A graph holds what a layer does row by row (norms, rotary embedding, activation, residual sums), fused. In one, for any
 number of tokens, packed products and attention are operators of our own (`opaque.py`). Others are for short steps, of
-few tokens in so many blocks, where calling such operators takes longer than some kernels: they hold attention and the
-writing of keys and values too (`Blocks`). All fuse the same and give the same bits, which the probe tries. Around the
+few tokens in so many blocks (`short.py`). All fuse the same and give the same bits, which the probe tries. Around the
 layers the model runs as it is; its list of layers is replaced for the time of one forward, so nothing has to be given
 back.
 """
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from importlib import import_module
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
 
 from specproof.errors import ConfigError
@@ -25,15 +23,15 @@ from specproof.kv.attention import Blocks
 from specproof.kv.transformers_cache import PASSED_ON, StepCache
 from specproof.layers import decoder_layers, find_layers
 from specproof.numerics.artifact import compiler, load, save
-from specproof.numerics.kinds import fingerprint, kinds_of
-from specproof.numerics.opaque import Running, for_short
+from specproof.numerics.kinds import fingerprint, kinds_of, shapes_of
+from specproof.numerics.opaque import Running
+from specproof.numerics.short import ShortGraph
 
 MOST_KINDS = 8  # of layers in one model, each compiled once
 
 # Kernels run on one thread: in a decode step they are too short to share, and their bits then depend on no number of
 # threads. (Products and attention use all threads, as ever.)
 _OPTIONS = {"cpp.threads": 1, "size_asserts": False, "alignment_asserts": False}
-_SHAPES: Any = import_module("torch.fx.experimental._config")
 
 
 class Layers:
@@ -49,8 +47,10 @@ class Layers:
                 f"the layers cannot be compiled: they are of {len(set(self._kinds))} kinds, at most {MOST_KINDS} can be"
             )
         self._firsts = [self._kinds.index(kind) for kind in self._kinds]  # of each layer, the first of its kind
-        self._code: dict[tuple[int, int], Callable[..., Any]] = {}  # by the first of a kind, and blocks in the graph
-        self._heads: dict[int, int | None] = {}  # by the first layer of a kind; see Running
+        self._code: dict[int, Callable[..., Any]] = {}  # by the first of a kind
+        self._short: dict[tuple[int, int], ShortGraph] = {}  # by the first of a kind, and the number of blocks
+        self._heads: dict[int, int | None] = {}  # by the first of a kind; see Running
+        self._returned: dict[int, Sequence[bool] | None] = {}  # by the first of a kind; see _as_returned
         self.seconds = 0.0
         self.most_blocks = 0
         self._noted: dict[int, tuple[tuple, dict[str, Any]]] | None = None
@@ -75,18 +75,24 @@ class Layers:
         finally:
             self._noted = None
 
-    def run(self, number: int, layer: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """One layer. It attends by itself if `kwargs` has Blocks as `attention_plan`.
+    def run(
+        self, number: int, layer: nn.Module, args: tuple, kwargs: dict[str, Any], blocks: Blocks | None = None
+    ) -> Any:
+        """One layer. It attends by itself if there are `blocks`.
 
         If not, the operators in it work on what is running (see `opaque.during`).
         """
-        first, blocks = self._firsts[number], kwargs.get("attention_plan")
-        graph = first, 0 if blocks is None else len(blocks.queries)
-        if self._noted is not None and first == number and blocks is None:
+        first = self._firsts[number]
+        if blocks is not None:
+            graph = first, len(blocks.queries)
+            if graph not in self._short:
+                self._short[graph] = ShortGraph(layer, *_unaware(args, kwargs), blocks, _OPTIONS)
+            return _as_returned(self._short[graph](layer, args, kwargs, blocks), self._returned[first])
+        if self._noted is not None and first == number:
             self._noted[number] = args, kwargs
-        if graph not in self._code:
-            self._code[graph] = _compile(layer, args, kwargs)
-        return self._code[graph](layer, args, kwargs)
+        if first not in self._code:
+            self._code[first] = _compile(layer, args, kwargs)
+        return self._code[first](layer, args, kwargs)
 
     def forward(
         self, running: Running, shape: torch.Size, number: int, layer: nn.Module, args: tuple, kwargs: dict[str, Any]
@@ -94,16 +100,15 @@ class Layers:
         """One layer as the model calls it. shape: (b, n)."""
         running.layer, first = number, self._firsts[number]
         kwargs.pop("attention_plan", None)
-        if shape[0] == 1:  # flat as it is
-            args, kwargs = tuple(map(_unaware, args)), {name: _unaware(value) for name, value in kwargs.items()}
-        else:
-            args, kwargs = _flat(args, shape), {name: _flat(value, shape) for name, value in kwargs.items()}
         blocks = self.blocks(running, number)
-        if blocks is not None:
-            kwargs["attention_plan"] = blocks
-        out = self.run(number, layer, args, kwargs)
+        if shape[0] > 1:
+            args, kwargs = _flat(args, shape), {name: _flat(value, shape) for name, value in kwargs.items()}
+        if blocks is None:
+            args, kwargs = _unaware(args, kwargs)
+        out = self.run(number, layer, args, kwargs, blocks)
         if first not in self._heads:
             self._heads[first] = running.heads
+            self._returned[first] = None if isinstance(out, Tensor) else [isinstance(part, Tensor) for part in out]
         return out if shape[0] == 1 else _unflat(out, shape)
 
     def blocks(self, running: Running, number: int) -> Blocks | None:
@@ -127,8 +132,12 @@ class _Layer:
         return getattr(self._layer, name)
 
 
-def _unaware(value: Any) -> Any:
-    """The cache as compiled layers see it: it knows nothing of the step."""
+def _unaware(args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    """With the cache as compiled layers see it: it knows nothing of the step."""
+    return tuple(map(_passed_on, args)), {name: _passed_on(value) for name, value in kwargs.items()}
+
+
+def _passed_on(value: Any) -> Any:
     return PASSED_ON if isinstance(value, StepCache) else value
 
 
@@ -138,15 +147,21 @@ def _flat(value: Any, shape: torch.Size) -> Any:
         if value.ndim < 2 or value.shape[1] != shape[1]:
             return value
         return value.expand(shape[0], *value.shape[1:]).flatten(0, 1)[None]
-    if isinstance(value, tuple | list):
-        return type(value)(_flat(part, shape) for part in value)
-    return _unaware(value)
+    return type(value)(_flat(part, shape) for part in value) if isinstance(value, tuple | list) else value
 
 
 def _unflat(value: Any, shape: torch.Size) -> Any:
     if isinstance(value, Tensor):
         return value.view(*shape, *value.shape[2:])
     return type(value)(_unflat(part, shape) for part in value) if isinstance(value, tuple | list) else value
+
+
+def _as_returned(tensors: Sequence[Tensor], kinds: Sequence[bool] | None) -> Any:
+    """What a layer returns: a tensor, or some values, where `kinds` says which of them are tensors."""
+    if kinds is None:
+        return tensors[0]
+    rest = iter(tensors)
+    return tuple(next(rest) if is_tensor else None for is_tensor in kinds)
 
 
 _LAYERS: WeakKeyDictionary[nn.ModuleList, dict[bool, Layers]] = WeakKeyDictionary()
@@ -171,13 +186,28 @@ def _compiled(layers: nn.ModuleList, packed: bool) -> Layers:
 @contextmanager
 def in_their_place(model: PreTrainedModel, packed: bool, running: Running, ids: Tensor) -> Iterator[None]:
     """The model runs compiled layers while the block runs. See `Layers.for_one_forward`."""
-    holder, name, layers = find_layers(model)
+    holder, name = _place(model)
+    layers: Any = holder._modules[name]
     compiled = _compiled(layers, packed)
     try:
         holder._modules[name] = compiled.for_one_forward(layers, running, ids)  # type: ignore[assignment]
         yield
     finally:
         holder._modules[name] = layers
+
+
+_PLACES: WeakKeyDictionary[PreTrainedModel, tuple[ref[nn.Module], str]] = WeakKeyDictionary()
+
+
+def _place(model: PreTrainedModel) -> tuple[nn.Module, str]:
+    """The module that has the list of layers, and its name there; looked for once."""
+    where = _PLACES.get(model)
+    holder = None if where is None else where[0]()
+    if where is None or holder is None:
+        holder, name, _ = find_layers(model)
+        _PLACES[model] = ref(holder), name
+        return holder, name
+    return holder, where[1]
 
 
 def forget_changed(model: PreTrainedModel, packed: bool) -> None:
@@ -200,61 +230,19 @@ def why_not_compiled(model: PreTrainedModel) -> str | None:
 
 
 def _compile(layer: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Callable[[nn.Module, tuple, dict], Any]:
-    """A function of any layer of the same kind and any number of tokens from 2 on. It can never be compiled again.
-
-    With Blocks among the arguments: of LEAST to BLOCK tokens, and any such blocks, as many.
-    """
-    is_short = "attention_plan" in kwargs
-    args, kwargs = _example(args, kwargs) if is_short else (args, kwargs)
-    about = {"layer": fingerprint(layer), "arguments": _shapes((args, kwargs))}
+    """A function of any layer of the same kind and any number of tokens from 2 on. It can never be compiled again."""
+    about = {"layer": fingerprint(layer), "arguments": shapes_of((args, kwargs))}
     made = load(about, vars(sys.modules[__name__]))
     if made is None:
         _mark_tokens((args, kwargs))
         options: Any = {**_OPTIONS, "guard_filter_fn": lambda guards: [False] * len(guards)}
         compiled: Any = torch.compile(_run, fullgraph=True, options=options)
-        # Nothing but the tokens varies, whatever other models this process has compiled; sizes that are equal in the
-        # example of blocks need not be.
-        free = torch._dynamo.config.patch(automatic_dynamic_shapes=False, specialize_float=True)
-        shapes = _SHAPES.patch(use_duck_shape=not is_short)
-        with free, shapes, for_short() if is_short else nullcontext():
+        # Nothing but the tokens varies, whatever other models this process has compiled.
+        with torch._dynamo.config.patch(automatic_dynamic_shapes=False, specialize_float=True):
             made = compiled.aot_compile(((layer, args, kwargs), {}))
         save(about, made)
     made.disable_guard_check()
     return made
-
-
-def _example(args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-    """Arguments for any blocks: no size is 0 or 1, which compilers take for constants; no size follows from another.
-
-    Nor does a stride: the rows are some of more.
-    """
-    blocks: Blocks = kwargs["attention_plan"]
-    shapes = [(3 + i, 5 + 2 * i, 29 + i) for i in range(len(blocks.queries))]  # rows, queries of each, keys
-    count, kept, rows, capacity = 13, 11, sum(shape[0] for shape in shapes), 53
-    present = args[0].shape[1]
-    made: dict[int, Tensor] = {}  # what is passed twice stays one
-
-    def tokens(value: Any) -> Any:
-        if isinstance(value, tuple | list):
-            return type(value)(map(tokens, value))
-        if not isinstance(value, Tensor) or value.ndim < 2 or value.shape[1] != present:
-            return value
-        return made.setdefault(id(value), value.new_zeros(value.shape[0], count, *value.shape[2:]))
-
-    keys, values = (t.new_zeros(len(t), rows + 2, capacity, t.shape[3])[:, 1 : 1 + rows] for t in blocks[:2])
-    index, order = blocks.index.new_zeros(kept), blocks.order.new_zeros(count)
-    queries = tuple(q.new_zeros(r, m) for q, (r, m, _) in zip(blocks.queries, shapes, strict=True))
-    groups = blocks.masks[0].shape[2] // blocks.queries[0].shape[1]  # at least the query heads of one key head
-    masks = tuple(
-        mask.new_zeros(r, 1, groups * m + 1, length) for mask, (r, m, length) in zip(blocks.masks, shapes, strict=True)
-    )
-    free = [(keys, 1), (keys, 2), (values, 1), (values, 2), (index, 0), (order, 0)]
-    free += [(q, dimension) for q in queries for dimension in (0, 1)]
-    free += [(mask, dimension) for mask in masks for dimension in (0, 2, 3)]
-    for tensor, dimension in free:
-        torch._dynamo.mark_dynamic(tensor, dimension)
-    others = {name: tokens(value) for name, value in kwargs.items() if name != "attention_plan"}
-    return tokens(args), {**others, "attention_plan": Blocks(keys, values, index, order, queries, masks)}
 
 
 def _run(layer: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -263,17 +251,9 @@ def _run(layer: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
 
 def _mark_tokens(values: Any) -> None:
     """Have the compiler take any number of tokens: dimension 1 of whatever goes through the layers with them."""
-    for value in tree_flatten(values, is_leaf=lambda value: isinstance(value, Blocks))[0]:
+    for value in tree_leaves(values):
         if isinstance(value, Tensor) and value.ndim > 1:
             torch._dynamo.mark_dynamic(value, 1)
-
-
-def _shapes(values: Any) -> str:
-    """Of arguments: their structure, and the shapes of tensors but for the tokens'."""
-    leaves, spec = tree_flatten(values)
-    return repr(
-        (spec, [(v.ndim, v.shape[2:], v.dtype) if isinstance(v, Tensor) else type(v).__qualname__ for v in leaves])
-    )
 
 
 def _is_hooked(module: nn.Module) -> bool:

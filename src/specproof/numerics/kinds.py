@@ -8,7 +8,8 @@ from functools import partial
 from types import MethodType
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
 
 from specproof.numerics.packed import PackedLinear, linear_shape
 
@@ -29,6 +30,14 @@ def fingerprint(layer: nn.Module) -> str:
     configs = {str(value) for _, module in named for value in vars(module).values() if hasattr(value, "to_json_string")}
     kind = tuple((name, *_about(module, _named)) for name, module in named)
     return repr((kind, sorted(configs), sorted(hashlib.sha256(source.encode()).hexdigest() for source in sources)))
+
+
+def shapes_of(values: Any) -> str:
+    """Of arguments: their structure, and the shapes of tensors but for the tokens'."""
+    leaves, spec = tree_flatten(values)
+    return repr(
+        (spec, [(v.ndim, v.shape[2:], v.dtype) if isinstance(v, Tensor) else type(v).__qualname__ for v in leaves])
+    )
 
 
 def _about(module: nn.Module, other: Callable[[Any], Any]) -> tuple:

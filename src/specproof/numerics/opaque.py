@@ -88,17 +88,21 @@ _IS_SHORT = False  # see `for_short`
 def for_short() -> Iterator[None]:
     """Graphs traced while the block runs are for LEAST to BLOCK tokens: their products need none of our code."""
     global _IS_SHORT
+    from torch._inductor.ir import TensorBox
     from torch._inductor.lowering import lowerings
+    from torch._inductor.mkldnn_ir import LinearUnary
 
-    # Inductor's own way with this operator is for weights that are constants of the graph; it has another for operators
-    # that it does not know.
-    own = {op: lowerings.pop(op) for op in (_PRODUCT,) if op in lowerings}
+    # Inductor's own way with this operator is for weights that are constants of the graph.
+    own = lowerings.get(_PRODUCT)
+    lowerings[_PRODUCT] = lambda *given: TensorBox.create(LinearUnary.create(*given))
     _IS_SHORT = True
     try:
         yield
     finally:
         _IS_SHORT = False
-        lowerings.update(own)
+        del lowerings[_PRODUCT]
+        if own is not None:
+            lowerings[_PRODUCT] = own
 
 
 def traced_product(rows: Tensor, weight: Tensor, bias: Tensor | None, outputs: int) -> Tensor:

@@ -23,7 +23,7 @@ TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 class Product:
     """One product with the packed weights of layers that read the same states; mostly of a single layer.
 
-    sizes: outputs of each layer. in_features: inputs of all.
+    sizes: outputs of each layer. in_features: inputs of all. tensors: "weight", packed, and "bias", which may be None.
     """
 
     def __init__(self, originals: Sequence[nn.Module]) -> None:
@@ -31,20 +31,22 @@ class Product:
         biases = [_bias(original) for original in originals]
         self.sizes = [len(weight) for weight in weights]
         self.in_features = weights[0].shape[1]
-        self._packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(_joined(weights), None)
-        self._bias = None if biases[0] is None else _joined(biases)
+        self.tensors: dict[str, Any] = {
+            "weight": torch.ops.mkldnn._reorder_linear_weight(_joined(weights), None),
+            "bias": None if biases[0] is None else _joined(biases),
+        }
         self._held: tuple[Tensor, list[Tensor | None]] | None = None  # states, and the outputs not yet asked for
 
     @property
     def shape(self) -> tuple[int, int, bool]:
         """(out, in, has a bias)"""
-        return sum(self.sizes), self.in_features, self._bias is not None
+        return sum(self.sizes), self.in_features, self.tensors["bias"] is not None
 
     def __call__(self, states: Tensor) -> Tensor:
         """states: (..., in) -> (..., out), the outputs of all layers."""
         rows = states.reshape(-1, self.in_features)
         product = traced_product if torch.compiler.is_compiling() else packed_product
-        out = product(rows, self._packed, self._bias, sum(self.sizes))
+        out = product(rows, self.tensors["weight"], self.tensors["bias"], sum(self.sizes))
         return out.view(*states.shape[:-1], sum(self.sizes))
 
     def part(self, number: int, states: Tensor) -> Tensor:
@@ -62,7 +64,7 @@ class Product:
 
     def weight(self, number: int) -> Tensor:
         """(out, in) of one layer, made anew."""
-        dense = self._packed.to_dense()
+        dense = self.tensors["weight"].to_dense()
         return dense if len(self.sizes) == 1 else dense.split(self.sizes)[number].clone()
 
 
@@ -78,6 +80,7 @@ class PackedLinear(nn.Module):
         self.is_transposed = _is_conv1d(original)
         self.in_features, self.out_features = product.in_features, product.sizes[number]
         self.product = product
+        self.packed = product.tensors
         self.number = number
         self._original = (original,)  # in a tuple: not a submodule
 

@@ -143,12 +143,11 @@ def try_short(lm: LM, number: int, args: tuple, kwargs: dict[str, Any], numerics
             _normal(len(t), tokens, *t.shape[2:]).to(t) if isinstance(t, Tensor) and t.ndim > 1 else t for t in given
         ]
         values, named = tree_unflatten(random, spec)
-        if is_short:
-            named["attention_plan"] = compiled.blocks(step, number)
-            if named["attention_plan"] is None:
-                return None
+        held = compiled.blocks(step, number) if is_short else None
+        if is_short and held is None:
+            return None
         with during(step), at_most(numerics.block):
-            out = compiled.run(number, layers[number], values, named)
+            out = compiled.run(number, layers[number], values, named, held)
         return [*_tensors(out), cells.keys[number], cells.values[number]]
 
     differing = []
