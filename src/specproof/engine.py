@@ -21,7 +21,7 @@ from specproof.intake import admit
 from specproof.kv import LAYOUTS
 from specproof.kv.layout import Feed, Sharing
 from specproof.numerics.choose import choose_numerics
-from specproof.numerics.compilation import measure
+from specproof.numerics.compilation import measure, require_unchanged
 from specproof.pace import Adaptive, Fixed, Outlook, Pace
 from specproof.request import Output, Request
 from specproof.schedulers import SCHEDULERS, Schedule
@@ -109,8 +109,8 @@ class Engine:
     def submit(self, requests: Iterable[Request]) -> list[Output]:
         """Queue requests for `step`; returns the outputs of those that cannot be served.
 
-        Raises RequestError if two requests have one name, ConfigError while others are being decoded or if the model
-        was converted to another dtype.
+        Raises RequestError if two requests have one name, ConfigError while others are being decoded, if the model was
+        converted to another dtype, or if compiled layers have changed.
         """
         if self._scheduler.num_unfinished:
             raise ConfigError(
@@ -119,6 +119,9 @@ class Engine:
         if self.target.dtype != self._dtype:
             was, now = (str(dtype).removeprefix("torch.") for dtype in (self._dtype, self.target.dtype))
             raise ConfigError(f"the target was {was} when the engine was made, and is {now}; make another engine")
+        if self.config.compile:
+            for lm in self._models:
+                require_unchanged(lm, self.numerics.packed)
         requests = list(requests)
         rows, refused = [], []
         for request, name in zip(requests, request_names(requests), strict=True):

@@ -91,14 +91,14 @@ class RunningStep:
         held = (
             LEAST <= count <= (kv.plan.numerics.block or BLOCK)
             and kv.gathered is None
+            and kv.plan.kind == "sdpa"
             and kv.index.device.type == "cpu"
         )
         self._masks: dict[tuple, tuple[Tensor, ...]] = {}  # by what they depend on
         self._places = kv.plan.side_by_side(kv.index, kv.cells.rows, kv.cells.capacity, count) if held else None
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None, softcap: float | None) -> Tensor:
-        plain = self._kv.plan.kind == "sdpa" and softcap is None and query.shape[3] == value.shape[3]
-        self.heads = query.shape[1] if plain else None
+        self.heads = query.shape[1] if softcap is None and query.shape[3] == value.shape[3] else None
         keys, values = self._kv.update(key, value, self.layer)
         return self._kv.plan.attend(self.layer, query, keys, values, scale, softcap)
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache
+from importlib import import_module
 from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -47,18 +48,24 @@ def library(about: Mapping[str, Any], build: Callable[[Path], None]) -> Callable
 
     It can run on one thread at a time.
     """
-    from torch._inductor import aoti_load_package
-
-    path = _path(about, "pt2")
+    path = _path(about, "so")
     code = _read(path)
+    with TemporaryDirectory() as folder, suppress(RuntimeError):
+        file = Path(folder) / path.name
+        if code is not None:
+            file.write_bytes(code)
+            return _runner(file)
     with TemporaryDirectory() as folder:
         file = Path(folder) / path.name
-        if code is None:
-            build(file)
-            _write(path, file.read_bytes())
-        else:
-            file.write_bytes(code)
-        return aoti_load_package(str(file), run_single_threaded=True).loader.boxed_run
+        build(file)
+        _write(path, file.read_bytes())
+        return _runner(file)
+
+
+def _runner(file: Path) -> Callable[[list[Tensor]], list[Tensor]]:
+    """The file may go once it is loaded. Raises RuntimeError if it is no library for this PyTorch."""
+    runner: Any = import_module("torch._C._aoti").AOTIModelContainerRunnerCpu
+    return runner(str(file), 1).run
 
 
 def _read(path: Path) -> bytes | None:

@@ -11,8 +11,9 @@ from specproof.errors import ConfigError
 from specproof.kv import LAYOUTS
 from specproof.kv.layout import Feed
 from specproof.lm import LM
-from specproof.numerics.compiled import compiled_layers, forget_changed, why_not_compiled
+from specproof.numerics.compiled import compiled_layers, forget_changed, why_not_compiled, why_not_now
 from specproof.numerics.observe import small_forward
+from specproof.numerics.packed import arrange
 from specproof.numerics.rule import Numerics
 
 MOST_BLOCKS = 3  # of a short step of rows with drafts
@@ -76,6 +77,17 @@ def compile_now(lm: LM, attention: str, packed: bool, drafts: bool) -> None:
     if why is not None:
         raise ConfigError(f"the model cannot be compiled here: {why}; leave compile out to decode it")
     compiled_layers(lm.model, packed)[1].seconds += perf_counter() - started
+
+
+def require_unchanged(lm: LM, packed: bool) -> None:
+    """Raises ConfigError if the layers are not such as were compiled; what was compiled would run in their place."""
+    arrange(lm.model, packed)
+    layers, compiled = compiled_layers(lm.model, packed)
+    why = why_not_now(lm.model)
+    if why is None and not compiled.are(layers):
+        why = "they have changed since"
+    if why is not None:
+        raise ConfigError(f"the model's layers cannot run as they were compiled: {why}; make another engine")
 
 
 def measure(models: Sequence[LM], config: EngineConfig, numerics: Numerics) -> Compilation:

@@ -222,11 +222,17 @@ def why_not_compiled(model: PreTrainedModel) -> str | None:
     """What stands in the way of compiling, as far as can be told before; None: nothing."""
     if not hasattr(torch.compile(_run, fullgraph=True), "aot_compile"):
         return f"PyTorch {torch.__version__} cannot compile ahead of time; 2.13 can"
-    if any(_is_hooked(module) for module in decoder_layers(model).modules()):
-        return "its layers have hooks (as device_map sets them)"
+    if (why := why_not_now(model)) is not None:
+        return why
     if {parameter.device.type for parameter in model.parameters()} == {"cpu"} and compiler() is None:
         return "there is no C++ compiler; install g++, or name one in CXX"
     return None
+
+
+def why_not_now(model: PreTrainedModel) -> str | None:
+    """Why the model's compiled layers do not do what its layers would, whatever they were compiled from."""
+    hooked = any(_is_hooked(module) for module in decoder_layers(model).modules())
+    return "its layers have hooks (as device_map sets them)" if hooked else None
 
 
 def _compile(layer: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Callable[[nn.Module, tuple, dict], Any]:

@@ -5,13 +5,13 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable
 from functools import partial
-from types import MethodType
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
-from specproof.numerics.packed import PackedLinear, linear_shape
+from specproof.numerics.packed import PackedLinear
 
 
 def kinds_of(layers: Iterable[nn.Module]) -> list[tuple]:
@@ -43,15 +43,14 @@ def shapes_of(values: Any) -> str:
 def _about(module: nn.Module, other: Callable[[Any], Any]) -> tuple:
     """other: what to tell of a value that is no plain one."""
     if isinstance(module, PackedLinear):
-        return type(module), module.product.shape, tuple(module.product.sizes), module.number
-    shape = linear_shape(module)
-    if shape is not None:
-        return type(module), shape
+        product = module.product
+        return type(module), product.shape, tuple(product.sizes), module.number, product.tensors["weight"].dtype
     tensors = {**module._parameters, **module._buffers}
     values = {name: value for name, value in vars(module).items() if name[0] != "_" and name != "layer_idx"}
     return (
         type(module),
-        tuple((name, t if t is None else (t.shape, t.dtype, t.device)) for name, t in tensors.items()),
+        other(type(module).forward),
+        tuple((name, t if t is None else (t.shape, t.stride(), t.dtype, t.device)) for name, t in tensors.items()),
         tuple((name, _told(value, other)) for name, value in values.items()),
     )
 
@@ -69,5 +68,21 @@ def _told(value: Any, other: Callable[[Any], Any]) -> Any:
     return other(value)
 
 
-def _named(value: Any) -> str:
+def _named(value: Any) -> Any:
+    if isinstance(value, FunctionType):
+        return value.__qualname__, _told_code(value.__code__), [_held(cell) for cell in value.__closure__ or ()]
     return getattr(value, "__qualname__", type(value).__qualname__)
+
+
+def _told_code(code: CodeType) -> tuple:
+    constants = [_told_code(c) if isinstance(c, CodeType) else repr(c) for c in code.co_consts]
+    return code.co_code, code.co_names, constants
+
+
+def _held(cell: Any) -> Any:
+    """What a function has from around it."""
+    try:
+        value = cell.cell_contents
+    except ValueError:  # nothing yet
+        return None
+    return _told_code(value.__code__) if isinstance(value, FunctionType) else _told(value, _named)

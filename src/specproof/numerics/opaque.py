@@ -81,35 +81,23 @@ def packed_product(rows: Tensor, weight: Tensor, bias: Tensor | None, outputs: i
     return _PRODUCT(rows, weight, bias, "none", [], "")
 
 
-_IS_SHORT = False  # see `for_short`
-
-
 @contextmanager
-def for_short() -> Iterator[None]:
-    """Graphs traced while the block runs are for LEAST to BLOCK tokens: their products need none of our code."""
-    global _IS_SHORT
+def products_called_directly() -> Iterator[None]:
+    """Graphs compiled while the block runs are for LEAST to BLOCK tokens: their products need none of our code."""
     from torch._inductor.ir import TensorBox
     from torch._inductor.lowering import lowerings
     from torch._inductor.mkldnn_ir import LinearUnary
 
-    # Inductor's own way with this operator is for weights that are constants of the graph.
-    own = lowerings.get(_PRODUCT)
-    lowerings[_PRODUCT] = lambda *given: TensorBox.create(LinearUnary.create(*given))
-    _IS_SHORT = True
+    operator = torch.ops.specproof.linear.default
+
+    def product(rows: Any, weight: Any, bias: Any, outputs: int) -> Any:
+        return TensorBox.create(LinearUnary.create(rows, weight, bias, "none", [], ""))
+
+    lowerings[operator] = product
     try:
         yield
     finally:
-        _IS_SHORT = False
-        del lowerings[_PRODUCT]
-        if own is not None:
-            lowerings[_PRODUCT] = own
-
-
-def traced_product(rows: Tensor, weight: Tensor, bias: Tensor | None, outputs: int) -> Tensor:
-    """`packed_product` as a graph holds it."""
-    if _IS_SHORT:
-        return _PRODUCT(rows, weight, bias, "none", [], "")
-    return torch.ops.specproof.linear(rows, weight, bias, outputs)
+        del lowerings[operator]
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, scale: float | None, softcap: float | None) -> Tensor:

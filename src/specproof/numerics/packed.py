@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch import Tensor, nn
 
-from specproof.numerics.opaque import packed_product, traced_product
+from specproof.numerics.opaque import packed_product
 
 # Layers of one module that a model calls with the same states: computed as one product.
 TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -45,7 +45,7 @@ class Product:
     def __call__(self, states: Tensor) -> Tensor:
         """states: (..., in) -> (..., out), the outputs of all layers."""
         rows = states.reshape(-1, self.in_features)
-        product = traced_product if torch.compiler.is_compiling() else packed_product
+        product = torch.ops.specproof.linear if torch.compiler.is_compiling() else packed_product
         out = product(rows, self.tensors["weight"], self.tensors["bias"], sum(self.sizes))
         return out.view(*states.shape[:-1], sum(self.sizes))
 

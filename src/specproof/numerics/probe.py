@@ -37,7 +37,7 @@ def trials(lm: LM, attention: str, layout: str, numerics: Numerics, most: int) -
         yield try_rowwise(name, module, tensors, most)
     for number, call in operations.compiled.items():
         yield try_layer(lm, number, *call, numerics, most)
-        yield from try_short(lm, number, *call, numerics)
+        yield from try_short(lm, number, *call, attention, numerics)
     for shape in operations.attention:
         yield try_attention(shape, attention, numerics, lm.dtype, longest, beyond)
     for shape, product in operations.linear.items():

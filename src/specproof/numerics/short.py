@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_flatten_with_path, tree_unfla
 from specproof.kv.attention import Blocks
 from specproof.numerics.artifact import library
 from specproof.numerics.kinds import fingerprint, shapes_of
-from specproof.numerics.opaque import for_short
+from specproof.numerics.opaque import products_called_directly
 from specproof.numerics.packed import PackedLinear
 
 _SHAPES: Any = import_module("torch.fx.experimental._config")
@@ -58,7 +58,7 @@ class ShortGraph:
         self, path: Path, layer: nn.Module, args: tuple, kwargs: dict[str, Any], blocks: Blocks, options: dict[str, Any]
     ) -> None:
         """Write the library to `path`."""
-        from torch._inductor import aoti_compile_and_package
+        from torch._inductor import aot_compile
         from torch.export import Dim, export
 
         own = [table[name] for table, names in _tables(layer, self._places) for name in names]
@@ -78,14 +78,15 @@ class ShortGraph:
                 out = type(layer).forward(layer, *positional, **named, attention_plan=held)
             return [part for part in tree_flatten(out)[0] if isinstance(part, Tensor)]
 
-        weights = [(torch.zeros(t.shape, dtype=t.dtype, device=t.device), ()) for t in own]
+        weights = [(_alike(tensor), ()) for tensor in own]
         examples = [*weights, *_any_tokens([values[i] for i in at]), *_any_blocks(blocks)]
         sizes = [dict.fromkeys(free, Dim.DYNAMIC) for _, free in examples]
         # Sizes that are equal in the examples need not be.
-        with _SHAPES.patch(use_duck_shape=False), for_short(), warnings.catch_warnings():
+        with _SHAPES.patch(use_duck_shape=False), products_called_directly(), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # about PyTorch's own code
-            exported = export(_Exported(run), ([tensor for tensor, _ in examples],), dynamic_shapes=(sizes,))
-            aoti_compile_and_package(exported, package_path=str(path), inductor_configs=options)
+            tensors = [tensor for tensor, _ in examples]
+            exported = export(_Exported(run), (tensors,), dynamic_shapes=(sizes,)).module(check_guards=False)
+            aot_compile(exported, (tensors,), options={**options, "aot_inductor.output_path": str(path)})  # type: ignore
 
 
 class _Exported(nn.Module):
@@ -102,6 +103,13 @@ class _Exported(nn.Module):
 # Examples, each with its dimensions of any size: none of them is 0 or 1, which compilers take for constants, and no
 # size or stride follows from another.
 _TOKENS, _KEPT, _CAPACITY = 13, 11, 53
+
+
+def _alike(weight: Tensor) -> Tensor:
+    """A weight that lies in memory in the same way; a packed one as if it were not."""
+    if weight.is_mkldnn:
+        return torch.zeros(weight.shape, dtype=weight.dtype)
+    return torch.empty_strided(weight.shape, weight.stride(), dtype=weight.dtype, device=weight.device).zero_()
 
 
 def _any_tokens(given: Sequence[Tensor]) -> list[tuple[Tensor, tuple[int, ...]]]:

@@ -115,7 +115,9 @@ class _OwnValue:
         return None
 
 
-def try_short(lm: LM, number: int, args: tuple, kwargs: dict[str, Any], numerics: Numerics) -> Iterator[Finding]:
+def try_short(
+    lm: LM, number: int, args: tuple, kwargs: dict[str, Any], attention: str, numerics: Numerics
+) -> Iterator[Finding]:
     """A compiled layer's graphs for short steps, against its graph for any: results, and all that lies in the cells.
 
     Nothing if it has none.
@@ -136,7 +138,7 @@ def try_short(lm: LM, number: int, args: tuple, kwargs: dict[str, Any], numerics
             blocks.append(Block(slice(first, first + rows), queries, columns, None, 2 * KEYS))
             index.append((torch.arange(first, first + rows)[:, None] * cells.capacity + columns).flatten())
             first, tokens = first + rows, tokens + rows * m
-        plan = AttentionPlan(blocks, slice(None), lm.windows, "sdpa", numerics)
+        plan = AttentionPlan(blocks, slice(None), lm.windows, attention, numerics)
         step = RunningStep(StepCache(cells, torch.cat(index), plan), tokens)
         step.layer = number
         random = [
