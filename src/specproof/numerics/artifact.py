@@ -44,10 +44,7 @@ def save(about: Mapping[str, Any], made: Any) -> None:
 
 
 def library(about: Mapping[str, Any], build: Callable[[Path], None]) -> Callable[[list[Tensor]], list[Tensor]]:
-    """What was built for `about` on this machine, else it is built into the file that `build` is given.
-
-    It can run on one thread at a time.
-    """
+    """What was built for `about` on this machine, else it is built into the file that `build` is given."""
     path = _path(about, "so")
     code = _read(path)
     with TemporaryDirectory() as folder, suppress(RuntimeError):
