@@ -174,3 +174,20 @@ def test_where_the_host_does_not_wait_a_step_of_prompts_alone_has_no_price():
             pace(prompts)
         assert pace.asks(Outlook({"row0": 100})) is False
         assert pace._cost.knows(64, 2) is waits
+
+
+def test_a_machine_that_is_held_up_now_and_then_does_not_end_drafting():
+    request = [Request(PROMPT, max_new_tokens=700, request_id="row0")]
+    lm = tiny_lm("llama", seed=1, max_position_embeddings=2048)
+    known = [decode_reference(lm, request[0])]
+    helpful = scripted(request, known, lambda row: 99)
+    late = Scripted(lambda row, n: helpful.propose([row], n)[0] if len(row.token_ids) > 400 else [])
+    forwards = []
+
+    def price(tokens):
+        forwards.append(tokens)
+        return cheap(tokens) * (3 if len(forwards) % 5 == 0 else 1)
+
+    outputs, records, _ = decode_priced(lm, late, request, price, batch_size=1, adaptive=True)
+    assert_equal(outputs, known, "late drafts")
+    assert sum(drafted(records)) > 100

@@ -1,10 +1,12 @@
 """What trying may cost is bounded, whatever the estimates say."""
 
+import pytest
+
 from specproof.drafters import Confidence, DraftRow
 from specproof.drafters.drafter import NextDraft
 from specproof.pace.chances import Chances
 from specproof.pace.cost import Cost
-from specproof.pace.purse import CREDIT, FIRST, LOAN, MOST, SHARE, START, Purse
+from specproof.pace.purse import CREDIT, ENOUGH, FIRST, LOAN, MOST, SHARE, START, Purse
 from specproof.pace.rounds import THIN, Rounds
 from specproof.step import RowStep
 
@@ -146,3 +148,21 @@ def test_reading_is_charged_over_what_a_row_still_has_to_emit():
 def test_nobody_to_ask_for_is_no_question():
     made, _, _ = rounds()
     assert made.go_on([]) == []
+
+
+def test_an_empty_purse_opens_again_when_it_can_pay_for_more_than_asking():
+    purse = Purse()
+    purse.foresee(200, 1)
+    assert purse.is_open()
+    purse.book(-START)
+    asked = []
+    for _ in range(300):
+        asked.append(purse.is_open())
+        if asked[-1]:
+            purse.book(-0.02)
+        purse.pass_time(1)
+    bursts = [i for i in range(1, 300) if asked[i] and not asked[i - 1]]
+    assert bursts, "it never opened again"
+    assert not any(asked[: bursts[0]])
+    assert bursts[0] == pytest.approx(ENOUGH / SHARE, abs=2)
+    assert sum(asked[bursts[0] : bursts[0] + 10]) == 10

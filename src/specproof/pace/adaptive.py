@@ -8,7 +8,7 @@ from time import perf_counter
 from specproof.drafters.drafter import Confidence
 from specproof.drafters.proposal import Proposal
 from specproof.pace.chances import Chances
-from specproof.pace.cost import Cost
+from specproof.pace.cost import OUTLIER, Cost
 from specproof.pace.outlook import Outlook
 from specproof.pace.plan import plan_drafts
 from specproof.pace.purse import Purse
@@ -51,7 +51,7 @@ class Adaptive:
         if not outlook.reading:  # else the batch is not full yet
             self._purse.foresee(outlook.steps, num_rows)
         known = self._cost.knows(num_rows, KNOWN) and self._cost.age(num_rows) < REFRESH
-        self._asked = known and self._purse.has() and num_rows + outlook.reading <= self._cost.foreseen
+        self._asked = known and self._purse.is_open() and num_rows + outlook.reading <= self._cost.foreseen
         if self._asked:
             self._worths = self._worth(outlook)
             self._step = self._cost.of_step(num_rows, outlook.reading)
@@ -101,8 +101,18 @@ class Adaptive:
             return
         plain = self._cost(len(record.rows))
         if self._asked and not read:
-            won = sum(self._worths[step.request_id] * len(step.emitted) for step in record.rows)
-            self._purse.book(won / len(record.rows) - record.seconds / plain)
+            self._purse.book(self._saved(record, plain))
         if self._cost.knows(len(record.rows), 1):
             self._purse.pass_time(record.seconds / plain)
         self._asked = False
+
+    def _saved(self, record: StepRecord, plain: float) -> float:
+        """Steps without drafts, of `plain` seconds each, that drafting saved in this step.
+
+        What held the machine up is not charged to it: a step without drafts costs the asking, and one with drafts not
+        much more than was foreseen.
+        """
+        if not any(step.drafted for step in record.rows):
+            return -record.draft_seconds / plain
+        won = sum(self._worths[step.request_id] * len(step.emitted) for step in record.rows)
+        return won / len(record.rows) - min(record.seconds, OUTLIER * (plain + (record.price or 0.0))) / plain

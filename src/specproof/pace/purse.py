@@ -4,13 +4,14 @@ SHARE = 0.005  # of all time
 FIRST = 0.02  # of the steps that are foreseen, to begin with: for one row; for R rows, where drafts gain less, an R-th
 START = 2.0  # steps, at most, to begin with
 MOST = 5.0
+ENOUGH = 0.3  # steps: once empty, it opens again with so much. Asking costs too, and would spend less at once
 LOAN = 0.05  # of the steps that are foreseen: lent at most, for one row; for R rows an R-th
 CREDIT = 12.0  # steps lent at most
 KEPT = 0.97  # share of a loan that may stand for another step
 
 
 class Purse:
-    """A balance in steps without drafts. At zero nothing is drafted until the time share has filled it again.
+    """A balance in steps without drafts. At zero it closes: no drafter is asked until the time share has filled it.
 
     Estimates may be wrong; this bounds what that costs: beyond what it opens with and its credit, all drafting together
     loses at most SHARE of the time (and MOST of what it won earlier). What a model must read before it can draft is
@@ -19,6 +20,7 @@ class Purse:
 
     def __init__(self) -> None:
         self.balance = self.credit = self._opening = self._lent = 0.0
+        self._is_open = False
 
     def foresee(self, steps: float, rows: int) -> None:
         """So many steps are left, at most, to the rows: what may be risked for them."""
@@ -38,6 +40,11 @@ class Purse:
 
     def has(self, steps: float = 0.0) -> bool:
         return self.balance + self._lent > steps
+
+    def is_open(self) -> bool:
+        """Whether to ask the drafter at all."""
+        self._is_open = self.has(0.0 if self._is_open else min(ENOUGH, self._opening / 2))
+        return self._is_open
 
     def lend(self, steps: float) -> bool:
         """Whether this much more may be spent on reading: from the balance, or owed for a while. It is booked like all
