@@ -26,6 +26,7 @@ from specproof.lm import LM
 from specproof.numerics import compilation, short
 from specproof.numerics.artifact import compiler
 from specproof.numerics.choose import INVARIANT
+from specproof.numerics.kinds import kinds_of
 from specproof.numerics.probe import probe
 from specproof.numerics.short import ShortGraph
 from specproof.reference import decode_reference
@@ -264,6 +265,18 @@ def test_code_on_disk_is_of_the_same_functions(libraries, one_block):
     assert found[0] != found[1]
     one, other = libraries
     assert one != other
+
+
+def test_another_function_at_the_address_of_one_that_is_gone_is_another():
+    module = torch.nn.Linear(2, 2)
+    module.function = lambda x: x  # type: ignore[assignment]
+    before = kinds_of([module])
+    assert kinds_of([module]) == before
+    for _ in range(20):  # one of them mostly gets the address
+        del module.function
+        gc.collect()
+        module.function = lambda x: -x  # type: ignore[assignment]
+        assert kinds_of([module]) != before
 
 
 @pytest.mark.parametrize("order", [("sdpa", "eager"), ("eager", "sdpa")])

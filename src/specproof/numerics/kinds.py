@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from types import CodeType, FunctionType, MethodType
 from typing import Any
+from weakref import ref
 
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
@@ -20,7 +21,27 @@ def kinds_of(layers: Iterable[nn.Module]) -> list[tuple]:
 
 def _kind(layer: nn.Module) -> tuple:
     """What must be equal for two layers to share a graph: all but the values of tensors and the layer's number."""
-    return tuple((name, *_about(module, id)) for name, module in layer.named_modules())
+    return tuple((name, *_about(module, _Same)) for name, module in layer.named_modules())
+
+
+class _Same:
+    """Equal to that of the same object only, never to that of another one that later lies at its address."""
+
+    def __init__(self, value: Any) -> None:
+        try:
+            self._value = ref(value)
+        except TypeError:  # cannot be referred to weakly
+            self._value = lambda: value
+        self._hash = id(value)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Same):
+            return NotImplemented
+        value = self._value()
+        return value is not None and value is other._value()
+
+    def __hash__(self) -> int:
+        return self._hash
 
 
 def fingerprint(layer: nn.Module) -> str:
@@ -70,7 +91,8 @@ def _told(value: Any, other: Callable[[Any], Any]) -> Any:
 
 def _named(value: Any) -> Any:
     if isinstance(value, FunctionType):
-        return value.__qualname__, _told_code(value.__code__), [_held(cell) for cell in value.__closure__ or ()]
+        held = [_held(cell) for cell in value.__closure__ or ()]
+        return value.__qualname__, _told_code(value.__code__), held, _told(value.__defaults__, _named)
     return getattr(value, "__qualname__", type(value).__qualname__)
 
 
