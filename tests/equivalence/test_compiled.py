@@ -267,16 +267,14 @@ def test_code_on_disk_is_of_the_same_functions(libraries, one_block):
     assert one != other
 
 
-def test_another_function_at_the_address_of_one_that_is_gone_is_another():
+def test_a_function_that_is_gone_is_like_no_other_whatever_lies_at_its_address():
     module = torch.nn.Linear(2, 2)
     module.function = lambda x: x  # type: ignore[assignment]
-    before = kinds_of([module])
-    assert kinds_of([module]) == before
-    for _ in range(20):  # one of them mostly gets the address
-        del module.function
-        gc.collect()
-        module.function = lambda x: -x  # type: ignore[assignment]
-        assert kinds_of([module]) != before
+    one, other = kinds_of([module]), kinds_of([module])
+    assert one == other
+    del module.function
+    gc.collect()
+    assert one != other
 
 
 @pytest.mark.parametrize("order", [("sdpa", "eager"), ("eager", "sdpa")])
