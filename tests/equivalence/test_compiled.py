@@ -340,7 +340,7 @@ def test_another_process_need_not_compile_again(monkeypatch, tmp_path):
         middle = len(whole) // 2
         changed = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
         foreign = hashlib.sha256(b"of another PyTorch").hexdigest().encode() + b"\nof another PyTorch"
-        for damaged in (changed, foreign):
+        for damaged in (b"no code", changed, whole[:1000], foreign):
             saved.write_bytes(damaged)
             assert run() == (ids, *again)
             assert saved.read_bytes() != damaged

@@ -100,13 +100,13 @@ class Slotted:
         given, places, index, wanted, to_fill, *rest = _sent(
             self.lm.device, [ids, positions, cells, logits_at, device_at, *columns, *left]
         )
-        others = iter(rest[len(laid) :])
+        sent_columns, others = rest[: len(laid)], iter(rest[len(laid) :])
         whole, *of_blocks = (next(others) if run is None else run for run in runs)
         if device_ids is not None:
             given.index_copy_(0, to_fill, device_ids)
         blocks = [
             Block(rows, queries, column.view(len(block.rows), -1), None, self.numerics.key_length(block.end))
-            for block, column, rows, queries in zip(laid, rest, of_blocks[::2], of_blocks[1::2], strict=False)
+            for block, column, rows, queries in zip(laid, sent_columns, of_blocks[::2], of_blocks[1::2], strict=True)
         ]
         plan = AttentionPlan(blocks, whole, self.lm.windows, self._attention, self.numerics)
         kv = StepCache(self.slots.cells, index, plan)

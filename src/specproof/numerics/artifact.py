@@ -37,7 +37,7 @@ def load(about: Mapping[str, Any], names: dict[str, Any]) -> Any:
 
 def save(about: Mapping[str, Any], made: Any) -> None:
     """Code that cannot be saved only means compiling again next time."""
-    with TemporaryDirectory() as folder, suppress(RuntimeError):
+    with suppress(OSError, RuntimeError), TemporaryDirectory() as folder:
         file = Path(folder) / "function"
         made.save_compiled_function(str(file))
         _write(_path(about, "bin"), file.read_bytes())

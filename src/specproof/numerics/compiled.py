@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from specproof.errors import ConfigError
 from specproof.kv.attention import Blocks
 from specproof.kv.transformers_cache import PASSED_ON, StepCache
-from specproof.layers import decoder_layers, find_layers
+from specproof.layers import decoder_layers, layers_place
 from specproof.numerics.artifact import compiler, load, save
 from specproof.numerics.kinds import fingerprint, kinds_of, shapes_of
 from specproof.numerics.opaque import Running
@@ -186,7 +186,7 @@ def _compiled(layers: nn.ModuleList, packed: bool) -> Layers:
 @contextmanager
 def in_their_place(model: PreTrainedModel, packed: bool, running: Running, ids: Tensor) -> Iterator[None]:
     """The model runs compiled layers while the block runs. See `Layers.for_one_forward`."""
-    holder, name = _place(model)
+    holder, name = layers_place(model)
     layers: Any = holder._modules[name]
     compiled = _compiled(layers, packed)
     try:
@@ -194,20 +194,6 @@ def in_their_place(model: PreTrainedModel, packed: bool, running: Running, ids: 
         yield
     finally:
         holder._modules[name] = layers
-
-
-_PLACES: WeakKeyDictionary[PreTrainedModel, tuple[ref[nn.Module], str]] = WeakKeyDictionary()
-
-
-def _place(model: PreTrainedModel) -> tuple[nn.Module, str]:
-    """The module that has the list of layers, and its name there; looked for once."""
-    where = _PLACES.get(model)
-    holder = None if where is None else where[0]()
-    if where is None or holder is None:
-        holder, name, _ = find_layers(model)
-        _PLACES[model] = ref(holder), name
-        return holder, name
-    return holder, where[1]
 
 
 def forget_changed(model: PreTrainedModel, packed: bool) -> None:

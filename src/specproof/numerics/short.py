@@ -44,7 +44,7 @@ class ShortGraph:
 
     def __call__(self, layer: nn.Module, args: tuple, kwargs: dict[str, Any], blocks: Blocks) -> list[Tensor]:
         """What the layer returns, but for what is no tensor."""
-        tensors = [table[name] for table, names in _tables(layer, self._places) for name in names]
+        tensors = [table[name] for table, name in _found(layer, self._places)]
         for way in self._ways:
             value: Any = (args, kwargs)
             for key in way:
@@ -61,7 +61,7 @@ class ShortGraph:
         from torch._inductor import aot_compile
         from torch.export import Dim, export
 
-        own = [table[name] for table, names in _tables(layer, self._places) for name in names]
+        own = [table[name] for table, name in _found(layer, self._places)]
         values, spec = tree_flatten((args, kwargs))
         at = [i for i, value in enumerate(values) if isinstance(value, Tensor)]
         count = len(blocks.queries)
@@ -162,26 +162,28 @@ def _places(layer: nn.Module) -> list[Place]:
     return found
 
 
-def _tables(layer: nn.Module, places: Sequence[Place]) -> Iterator[tuple[dict[str, Any], list[str]]]:
-    """The tables at these places, as they are now."""
+def _found(layer: nn.Module, places: Sequence[Place]) -> Iterator[tuple[dict[str, Any], str]]:
+    """Each tensor at these places: the table that it is in, as it is now, and its name there."""
     for way, table, names in places:
         module: Any = layer
         for name in way:
             module = module._modules[name]
-        yield getattr(module, table), names
+        tensors = getattr(module, table)
+        for name in names:
+            yield tensors, name
 
 
 @contextmanager
 def _holding(layer: nn.Module, places: Sequence[Place], tensors: Sequence[Tensor]) -> Iterator[None]:
     """The layer has other tensors while the block runs."""
-    tables = [(table, name) for table, names in _tables(layer, places) for name in names]
-    before = [table[name] for table, name in tables]
+    found = list(_found(layer, places))
+    before = [table[name] for table, name in found]
     try:
-        for (table, name), tensor in zip(tables, tensors, strict=True):
+        for (table, name), tensor in zip(found, tensors, strict=True):
             table[name] = tensor
         yield
     finally:
-        for (table, name), tensor in zip(tables, before, strict=True):
+        for (table, name), tensor in zip(found, before, strict=True):
             table[name] = tensor
 
 
