@@ -102,6 +102,7 @@ def make_engine(args: argparse.Namespace, models: tuple, batch_size: int, mode: 
         adaptive=pace == "adaptive",
         compile=args.compile,
         draft_head=args.draft_head if name in ("model", "cascade") else None,
+        draft_bits=args.draft_bits if name in ("model", "cascade") else None,
     )
     return Engine(target, make_drafter(name, draft), config, tokenizer)
 
@@ -161,6 +162,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--target", default=None, help="folder or hub name (default: the embedded SmolLM2)")
     parser.add_argument("--draft", default=None, help="folder or hub name of the draft model")
     parser.add_argument("--draft-head", type=int, default=None)
+    parser.add_argument("--draft-bits", type=int, default=None)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--compile", action="store_true", help="compiled layers in all runs, target-only too")
     parser.add_argument("--device", default="cpu")

@@ -5,7 +5,7 @@ from pathlib import Path
 from specproof.config import EngineConfig
 from specproof.drafters import Cascade, Drafter, ModelDrafter
 from specproof.errors import ConfigError
-from specproof.kv import LAYOUTS
+from specproof.kv import LAYOUTS, Slotted
 from specproof.lm import LM, HFModel, load_model
 from specproof.numerics.choose import choose_numerics
 from specproof.support import require_supported
@@ -62,8 +62,12 @@ def as_drafter(
                 f"draft_head is {config.draft_head}, and the draft's head has {lm.vocab_size} ids; leave it out"
             )
         lm = lm.with_head(frequent_ids(lm, draft_tokenizer or target_tokenizer, config.draft_head))
-    layout = LAYOUTS[config.parts.layout](lm, config.attention, choose_numerics(lm, config))
-    return ModelDrafter(lm, layout, target.vocab_size, config.prefill_chunk, config.shares_prefixes)
+    layout, quick = LAYOUTS[config.parts.layout](lm, config.attention, choose_numerics(lm, config)), None
+    if config.draft_bits is not None:
+        assert isinstance(layout, Slotted)
+        small = lm.quantized()
+        quick = layout.beside(small, choose_numerics(small, config))
+    return ModelDrafter(lm, layout, target.vocab_size, config.prefill_chunk, config.shares_prefixes, quick)
 
 
 def frequent_ids(lm: LM, tokenizer: Tokenizer | None, count: int) -> list[int]:

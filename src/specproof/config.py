@@ -53,6 +53,8 @@ class EngineConfig:
     num_draft_tokens: K, most draft tokens per row and step.
     adaptive: draft only what is expected to pay (see specproof.pace); False: as many as the drafter finds, up to K.
     draft_head: how many ids a draft model chooses among, the most frequent ones; None: all.
+    draft_bits: 4: a draft model drafts with weights rounded to four bits (see specproof.numerics.quantized); None: with
+    its own.
     window: rows kept in the pool of the same-length scheduler.
     sort_by_length: admit short prompts first (outputs keep the input order).
     prefill_chunk: most prompt tokens computed in one forward.
@@ -69,6 +71,7 @@ class EngineConfig:
     num_draft_tokens: int = 5
     adaptive: bool = False
     draft_head: int | None = None
+    draft_bits: int | None = None
     layout: str | None = None
     scheduler: str | None = None
     commit: str | None = None
@@ -105,6 +108,10 @@ class EngineConfig:
             raise ConfigError(f"adaptive is {self.adaptive!r}; it must be True or False")
         if self.draft_head is not None and not is_whole(self.draft_head, 1):
             raise ConfigError(f"draft_head is {self.draft_head!r}; it must be a whole number of at least 1, or None")
+        if self.draft_bits is not None and (self.draft_bits != 4 or isinstance(self.draft_bits, float)):
+            raise ConfigError(f"draft_bits is {self.draft_bits!r}; it must be 4, or None")
+        if self.draft_bits is not None and self.parts.layout != "slotted":
+            raise ConfigError(f"draft_bits needs the slotted layout, and method {self.method!r} has another")
         if self.parts.scheduler == "same-length" and self.window < self.batch_size:
             raise ConfigError(
                 f"window is {self.window}, smaller than batch_size {self.batch_size}; a batch is taken from the window"

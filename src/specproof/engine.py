@@ -19,7 +19,7 @@ from specproof.drafters.proposal import NO_DRAFTS, Proposal, check_proposal
 from specproof.errors import ConfigError, DrafterError, RequestError
 from specproof.intake import admit
 from specproof.kv import LAYOUTS
-from specproof.kv.layout import Feed, Sharing
+from specproof.kv.layout import Feed, Layout, Sharing
 from specproof.numerics.choose import choose_numerics
 from specproof.numerics.compilation import measure, require_unchanged
 from specproof.pace import Adaptive, Fixed, Outlook, Pace
@@ -77,10 +77,12 @@ class Engine:
         self.statistics = Statistics()
         self.observers: list[Observer] = [self.statistics, self.pace]
         self.numerics = choose_numerics(self.target, self.config)
-        draft = model_in(self.drafter)
-        self._models = (self.target,) if draft is None else (self.target, draft.lm)
-        self.compilation = measure(self._models, self.config, self.numerics) if self.config.compile else None
         self.layout = LAYOUTS[parts.layout](self.target, self.config.attention, self.numerics)
+        draft = model_in(self.drafter)
+        self._layouts: tuple[Layout, ...] = (
+            (self.layout,) if draft is None else (self.layout, draft.layout, draft.quick)
+        )
+        self.compilation = measure(self._layouts, self.config) if self.config.compile else None
         self._commit_rule = COMMITS[parts.commit]
         self._scheduler = SCHEDULERS[parts.scheduler](self.config)
         self._decode = None if self.tokenizer is None else self.tokenizer.decode
@@ -120,8 +122,8 @@ class Engine:
             was, now = (str(dtype).removeprefix("torch.") for dtype in (self._dtype, self.target.dtype))
             raise ConfigError(f"the target was {was} when the engine was made, and is {now}; make another engine")
         if self.config.compile:
-            for lm in self._models:
-                require_unchanged(lm, self.numerics.packed)
+            for layout in self._layouts:
+                require_unchanged(layout.lm, layout.numerics.packed)
         requests = list(requests)
         rows, refused = [], []
         for request, name in zip(requests, request_names(requests), strict=True):
@@ -299,8 +301,8 @@ class Engine:
         An engine that is used again packs them again.
         """
         self.abandon()
-        for lm in self._models:
-            lm.unpack()
+        for layout in self._layouts:
+            layout.lm.unpack()
 
     def abandon(self) -> None:
         """Forget rows that are not finished, so that the engine can be used again after an error or a closed stream."""

@@ -25,6 +25,7 @@ from specproof.kv.transformers_cache import (
 from specproof.numerics.compiled import in_their_place
 from specproof.numerics.opaque import at_most, during
 from specproof.numerics.packed import PackedLinear, arrange, unpack
+from specproof.numerics.quantized import quantized
 
 HFModel = PreTrainedModel
 
@@ -110,6 +111,16 @@ class LM:
                 setattr(model, name, value.copy())
         model.set_output_embeddings(short.eval())
         other.model, other.head_ids = model, tuple(ids)
+        return other
+
+    def quantized(self) -> "LM":
+        """The same model with linear layers of four bits, made anew; all other tensors are shared.
+
+        Raises ConfigError where a layer cannot be quantized.
+        """
+        self.unpack()
+        other = copy.copy(self)
+        other.model = quantized(self.model)
         return other
 
     @torch.inference_mode()

@@ -125,13 +125,14 @@ def test_every_drafter_gives_the_same_rows(undisturbed, prompts, smollm2_folder,
         "suffix": ("--drafter", "suffix", "--corpus", corpus),
         "fixed": ("--drafter", "suffix", "--no-adaptive"),
         "cascade": ("--drafter", "cascade", "--draft", smollm2_folder, "--draft-head", 9000, "--no-adaptive"),
+        "four-bits": ("--draft", smollm2_folder, "--draft-bits", 4),
     }.items():
         result = specproof("generate", prompts, "-o", tmp_path / name, "--batch-size", 2, "--json", *options)
         assert result.exit_code == 0, result.output
         document = json.loads(result.stdout)
         counts = ("seconds", "shared", "steps", "drafted", "accepted", "acceptance_histogram")
         assert read(tmp_path / name, counts) == read(undisturbed[0], counts)
-        assert document["adaptive"] == (name == "suffix")
+        assert document["adaptive"] == (name in ("suffix", "four-bits"))
         assert document["num_draft_tokens"] == (5 if name in ("fixed", "cascade", "none") else 16)
         assert document["expected"] == 0 or name == "suffix"
         assert document["price_seconds"] == 0 or name == "suffix"
@@ -319,6 +320,13 @@ def test_a_model_that_cannot_be_loaded_leaves_no_file_behind(tmp_path):
         (("--corpus", "p.txt"), "drafter 'prompt-lookup' uses no corpus; take suffix or cascade"),
         (("--draft-head", 9), "drafter 'prompt-lookup' has no head to cut"),
         (("--draft-head", 9, "--method", "target-only"), "--draft-head with method target-only: it does not draft"),
+        (("--draft-bits", 4), "drafter 'prompt-lookup' has no weights; draft_bits is for model and cascade"),
+        (("--draft-bits", 4, "--method", "target-only"), "--draft-bits with method target-only: it does not draft"),
+        (("--draft", "d", "--draft-bits", 8), "draft_bits is 8; it must be 4, or None"),
+        (
+            ("--draft", "d", "--draft-bits", 4, "--method", "eqspec"),
+            "draft_bits needs the slotted layout, and method 'eqspec' has another",
+        ),
         (("--corpus", "p.txt", "--method", "target-only"), "--corpus with method target-only: it does not draft"),
         (("--drafter", "suffix", "--corpus", "nope.txt"), "there is no file nope.txt for a corpus; name a UTF-8 text"),
         (("--num-draft-tokens", 0, "--adaptive"), "--adaptive: nothing drafts here"),

@@ -17,7 +17,7 @@ from specproof.drafters.cascade import model_in
 from specproof.engine import Engine, request_names
 from specproof.errors import ConfigError, RequestError
 from specproof.intake import admit
-from specproof.kv.layout import Feed, Sharing
+from specproof.kv.layout import Feed, Layout, Sharing
 from specproof.request import Output, Request
 from specproof.step import StepRecord
 
@@ -75,10 +75,14 @@ class Auditor:
         self._names = request_names(list(requests))
         self._rows = _true_rows(engine, requests, self._names)
         drafter = model_in(engine.drafter)
-        self_draft = drafter is engine.drafter and drafter is not None and drafter.lm.model is engine.target.model
+        self_draft = drafter is engine.drafter and drafter is not None and drafter.quick.lm.model is engine.target.model
         self._watches = [ForwardAudit("target", engine.target, engine.layout, self._rows, self._report)]
+        self._layouts = [(engine.layout, self._watches[0])]
+        self._full_draft = drafter is not None and drafter.quick is drafter.layout
         if drafter is not None:
-            self._watches.append(ForwardAudit("draft", drafter.lm, drafter.layout, self._rows, self._report))
+            watch = ForwardAudit("draft", drafter.lm, drafter.layout, self._rows, self._report)
+            self._watches.append(watch)
+            self._layouts += [(layout, watch) for layout in dict.fromkeys((drafter.layout, drafter.quick))]
         decode = None if engine.tokenizer is None else engine.tokenizer.decode
         self._step = StepAudit(self._rows, engine.config.parts.commit, self_draft, decode, self._report)
         self._current: ForwardAudit | None = None  # whose layout is computing; target and draft may be one model
@@ -87,11 +91,11 @@ class Auditor:
     def watching(self) -> Iterator[None]:
         """Watch while the block runs."""
         with ExitStack() as stack:
-            for watch in self._watches:
-                stack.enter_context(patch.object(watch.layout, "forward", self._layout_forward(watch)))
-                if isinstance(watch.layout, Sharing):
-                    stack.enter_context(patch.object(watch.layout, "share", _told_first(watch, watch.layout.share)))
-            for model in {id(watch.lm.model): watch.lm.model for watch in self._watches}.values():
+            for layout, watch in self._layouts:
+                stack.enter_context(patch.object(layout, "forward", self._layout_forward(layout, watch)))
+                if isinstance(layout, Sharing):
+                    stack.enter_context(patch.object(layout, "share", _told_first(watch, layout.share)))
+            for model in {id(layout.lm.model): layout.lm.model for layout, _ in self._layouts}.values():
                 hook = model.register_forward_hook(self._model_was_called, with_kwargs=True)
                 stack.callback(hook.remove)
             self._engine.observers.append(self._observe)
@@ -104,17 +108,17 @@ class Auditor:
         if self._full:
             check_rows_alone(self._engine, self._requests, outputs, self._report)
 
-    def _layout_forward(self, watch: ForwardAudit) -> Callable[..., Tensor]:
-        original = watch.layout.forward
+    def _layout_forward(self, layout: Layout, watch: ForwardAudit) -> Callable[..., Tensor]:
+        original = layout.forward
 
         def forward(feeds: Sequence[Feed], device_ids: Tensor | None = None) -> Tensor:
-            watch.begin(feeds)
+            watch.begin(feeds, layout)
             self._current = watch
             logits = original(feeds, device_ids)
             self._current = None
             if watch.name == "target":
                 self._step.target_chose(feeds, logits)
-            if self._full:
+            if self._full and (watch.name == "target" or self._full_draft):
                 check_kv(watch.lm, watch.layout, feeds, self._rows, watch.name, self._report)
             return logits
 

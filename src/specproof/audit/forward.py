@@ -38,9 +38,9 @@ class ForwardAudit:
         self._taken.append((row, donor, length))
         self._rows[row].cached[self.name] = length
 
-    def begin(self, feeds: Sequence[Feed]) -> None:
-        """The layout is asked to compute these feeds."""
-        self._feeds = feeds
+    def begin(self, feeds: Sequence[Feed], layout: Layout) -> None:
+        """The layout, or another one on the same memory, is asked to compute these feeds."""
+        self._feeds, self.layout = feeds, layout
         for feed in feeds:
             self._check_start(self._rows[feed.row], feed)
 

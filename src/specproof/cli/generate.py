@@ -32,6 +32,9 @@ def generate(
     draft_head: Annotated[
         int | None, _method(min=1, help="Ids that a draft model chooses among, the most frequent. (default: all)")
     ] = None,
+    draft_bits: Annotated[
+        int | None, _method(help="4: a draft model drafts with weights of four bits, on a CPU. (default: its own)")
+    ] = None,
     batch_size: Annotated[int, _method(min=1, help="Rows decoded together.")] = 8,
     num_draft_tokens: Annotated[
         int | None, _method(min=0, help="Most drafts per row and step. (default 16 if adaptive, else 5)")
@@ -81,6 +84,7 @@ def generate(
             method=method,
             batch_size=batch_size,
             draft_head=draft_head,
+            draft_bits=draft_bits,
             layout=layout,
             scheduler=scheduler,
             commit=commit,
@@ -104,6 +108,7 @@ def generate(
             ("--drafter", drafter not in (None, "none")),
             ("--corpus", corpus is not None),
             ("--draft-head", draft_head is not None),
+            ("--draft-bits", draft_bits is not None),
         ):
             _refuse(f"{option} with method {method}", given and not has_drafts, "it does not draft")
         nothing_drafts = not has_drafts or drafter == "none"

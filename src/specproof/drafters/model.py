@@ -24,17 +24,25 @@ class ModelDrafter:
     has in common with the others of the step, if `share_prefixes` says so and the layout can.
 
     layout: KV memory for `lm`, whose head may be cut (to rising ids). vocab_size: the target's; no id beyond it is
-    proposed. prefill_chunk: most tokens of one catching-up forward. go_on: asked before each round which rows draft on;
-    None: all. If it is asked, drafts on a CPU come with the draft's probability; on CUDA the host would wait for it.
+    proposed. prefill_chunk: most tokens of one catching-up forward. quick: None, or the same memory with a quicker LM,
+    which then computes all rounds; `lm` reads what comes before them. go_on: asked before each round which rows draft
+    on; None: all. If it is asked, drafts on a CPU come with their probability; on CUDA the host would wait for it.
     """
 
     go_on: GoOn | None = None
 
     def __init__(
-        self, lm: LM, layout: Layout, vocab_size: int, prefill_chunk: int = 256, share_prefixes: bool = False
+        self,
+        lm: LM,
+        layout: Layout,
+        vocab_size: int,
+        prefill_chunk: int = 256,
+        share_prefixes: bool = False,
+        quick: Layout | None = None,
     ) -> None:
         self.lm = lm
         self.layout = layout
+        self.quick = layout if quick is None else quick
         self._vocab_size = min(vocab_size, lm.vocab_size)
         columns = range(lm.vocab_size) if lm.head_ids is None else lm.head_ids
         self._columns = {token: column for column, token in enumerate(columns) if token < self._vocab_size}
@@ -62,7 +70,7 @@ class ModelDrafter:
                 if going != active:
                     token = token[[active.index(i) for i in going]]
                 feeds = [Feed(rows[i].request_id, len(rows[i].token_ids) + j - 1, (), 1, 1) for i in going]
-            logits = self.layout.forward(feeds, token)[:, : len(self._columns)]
+            logits = self.quick.forward(feeds, token)[:, : len(self._columns)]
             column = choose(logits, self._bans([rows[i] for i in going], j)).clamp(min=0)  # NaN: any id will do
             if self.go_on is not None and column.device.type == "cpu":
                 for i, chance in zip(going, _probability(logits, column).tolist(), strict=True):

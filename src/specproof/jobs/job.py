@@ -67,6 +67,8 @@ class Job:
             raise ConfigError(f"there is no file {self.corpus} for a corpus; name a UTF-8 text file")
         if self.config.draft_head is not None and not has_model:
             raise ConfigError(f"drafter {self.drafter!r} has no head to cut; draft_head is for model and cascade")
+        if self.config.draft_bits is not None and not has_model:
+            raise ConfigError(f"drafter {self.drafter!r} has no weights; draft_bits is for model and cascade")
         least, most = self.defaults.min_new_tokens, self.defaults.max_new_tokens
         if least > most:
             raise ConfigError(f"min_new_tokens is {least}, more than max_new_tokens {most}")
@@ -113,6 +115,7 @@ class Job:
             "target": _model(self.target_name),
             "drafter": self._drafter_identity,
             "draft_head": config.draft_head,
+            "draft_bits": config.draft_bits,
             "corpus_sha256": None if self.corpus is None else hashlib.sha256(self.corpus.read_bytes()).hexdigest(),
             "dtype": self.dtype,
             "numerics": config.numerics,

@@ -45,6 +45,8 @@ class Feed:
 class Layout(Protocol):
     """KV memory of the rows of one model."""
 
+    lm: "LM"
+    numerics: Numerics
     realigned: bool  # whether KV had to be moved to re-pad rows in the last forward
 
     def __init__(self, lm: "LM", attention: str, numerics: Numerics = PLAIN) -> None: ...

@@ -7,6 +7,7 @@
 The forward is flat: (1, N), the tokens of one row after another, each row as many as it needs.
 """
 
+import copy
 from collections.abc import Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -38,6 +39,12 @@ class Slotted:
         self.slots = Slots()
         self._rows: list[str] = []
         self._attention = attention
+
+    def beside(self, lm: "LM", numerics: Numerics) -> "Slotted":
+        """The same rows in the same memory, computed by another LM whose KV has the same shape."""
+        other = copy.copy(self)
+        other.lm, other.numerics = lm, numerics
+        return other
 
     def admit(self, row: str, length: int) -> None:
         self.slots.admit(row, length)

@@ -14,7 +14,7 @@ from transformers.cache_utils import Cache, DynamicCache
 from specproof.errors import UnsupportedModelError
 from specproof.kv.attention import AttentionPlan, Blocks
 from specproof.kv.cells import Cells
-from specproof.numerics.rule import BLOCK, LEAST
+from specproof.numerics.rule import BLOCK
 
 ATTENTION_NAME = "specproof"
 COMPILED_ATTENTION_NAME = "specproof-compiled"
@@ -89,7 +89,7 @@ class RunningStep:
         self.heads: int | None = None
         self._kv = kv
         held = (
-            LEAST <= count <= (kv.plan.numerics.block or BLOCK)
+            kv.plan.numerics.least_tokens <= count <= (kv.plan.numerics.block or BLOCK)
             and kv.gathered is None
             and kv.plan.kind == "sdpa"
             and kv.index.device.type == "cpu"

@@ -11,9 +11,11 @@ from specproof.numerics.artifact import compiler
 from specproof.numerics.compilation import compile_now
 from specproof.numerics.compiled import compiled_layers
 from specproof.numerics.finding import Finding
+from specproof.numerics.linear import linear_shape
 from specproof.numerics.memory import recall
-from specproof.numerics.packed import PackedLinear, is_packable, is_packed, linear_shape, why_not
+from specproof.numerics.packed import PackedLinear, is_packable, is_packed, why_not
 from specproof.numerics.probe import probe, trials
+from specproof.numerics.quantized import is_quantized
 from specproof.numerics.rule import PLAIN, SMALL_BLOCK, Numerics
 
 INVARIANT = Numerics(True, True, "each operation gave the same bits in every shape that was tried")
@@ -23,15 +25,15 @@ RULES = (INVARIANT, replace(INVARIANT, most_rows=SMALL_BLOCK))  # the fastest fi
 def choose_numerics(lm: LM, config: EngineConfig) -> Numerics:
     """With `compile`, the layers are compiled here. Raises ConfigError if what is asked for cannot be had."""
     cannot = _why_not_packed(lm)
-    packed = config.pack and cannot is None
+    packed, quantized = config.pack and cannot is None, is_quantized(lm.model)
     if config.compile:
         compile_now(lm, config.attention, packed, config.parts.drafts)
     if config.numerics == "fast":
         return Numerics(False, packed, "asked for", config.compile)
     if packed and (left := _unpacked(lm)):
         why = f"the weight of {left[0]} cannot be packed: it is of a type of its own, has a hook, or is not on the CPU"
-    elif packed:
-        for rule in (replace(rule, compiled=config.compile) for rule in RULES):
+    elif packed or quantized:
+        for rule in (replace(rule, packed=packed, compiled=config.compile) for rule in RULES):
             broken = next((finding for finding in probe_once(lm, config, rule) if not finding.holds), None)
             if broken is None:
                 return rule
@@ -67,9 +69,9 @@ def probe_once(lm: LM, config: EngineConfig, rule: Numerics) -> tuple[Finding, .
     layout, attention, most = config.parts.layout, config.attention, _most(config)
     parts = sorted({type(module).__name__ for module in lm.model.modules() if linear_shape(module) is None})
     about = {"model": lm.model.config.to_json_string(), "parts": parts, "dtype": lm.dtype_name, "most": most}
-    about |= {"layout": layout, "attention": attention, "rows": rule.most_rows}
+    about |= {"layout": layout, "attention": attention, "rows": rule.most_rows, "packed": rule.packed}
     if rule.compiled:
-        about["compiled"] = compiler(), compiled_layers(lm.model, packed=True)[1].most_blocks
+        about["compiled"] = compiler(), compiled_layers(lm.model, rule.packed)[1].most_blocks
     return recall(about, lambda: _until_broken(trials(lm, attention, layout, rule, most)))
 
 

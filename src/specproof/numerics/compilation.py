@@ -9,7 +9,7 @@ from time import perf_counter
 from specproof.config import EngineConfig
 from specproof.errors import ConfigError
 from specproof.kv import LAYOUTS
-from specproof.kv.layout import Feed
+from specproof.kv.layout import Feed, Layout
 from specproof.lm import LM
 from specproof.numerics.compiled import compiled_layers, forget_changed, why_not_compiled, why_not_now
 from specproof.numerics.observe import small_forward
@@ -90,16 +90,16 @@ def require_unchanged(lm: LM, packed: bool) -> None:
         raise ConfigError(f"the model's layers cannot run as they were compiled: {why}; make another engine")
 
 
-def measure(models: Sequence[LM], config: EngineConfig, numerics: Numerics) -> Compilation:
+def measure(layouts: Sequence[Layout], config: EngineConfig) -> Compilation:
     """Time steps of `batch_size` rows both ways, in turns.
 
-    models: the target, and others that were compiled with it. numerics: those of the engine, compiled.
+    layouts: the target's, and those of others that were compiled with it.
     """
-    started, lm = perf_counter(), models[0]
+    started, lm = perf_counter(), layouts[0].lm
     rows = [str(i) for i in range(config.batch_size)]
     cached = CACHED if lm.context is None else min(CACHED, lm.context - 1)
     both = {
-        compiled: LAYOUTS[config.parts.layout](lm, config.attention, replace(numerics, compiled=compiled))
+        compiled: LAYOUTS[config.parts.layout](lm, config.attention, replace(layouts[0].numerics, compiled=compiled))
         for compiled in (True, False)
     }
     for layout in both.values():
@@ -112,7 +112,7 @@ def measure(models: Sequence[LM], config: EngineConfig, numerics: Numerics) -> C
             start = perf_counter()
             layout.forward([Feed(row, cached, (1,), 0, 1) for row in rows])[0, 0].item()
             seconds[compiled].append(perf_counter() - start)
-    made = {compiled_layers(other.model, numerics.packed)[1] for other in models}  # models may share their layers
+    made = {compiled_layers(of.lm.model, of.numerics.packed)[1] for of in layouts}  # models may share their layers
     return Compilation(
         sum(layers.seconds for layers in made) + perf_counter() - started,
         len(rows),

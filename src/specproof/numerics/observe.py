@@ -14,7 +14,8 @@ from specproof.kv.transformers_cache import StepCache
 from specproof.layers import decoder_layers
 from specproof.lm import LM
 from specproof.numerics.compiled import compiled_layers
-from specproof.numerics.packed import PackedLinear, arrange, linear_shape
+from specproof.numerics.linear import linear_shape
+from specproof.numerics.packed import PackedLinear, arrange
 from specproof.numerics.rule import Numerics
 
 TOKENS = 8

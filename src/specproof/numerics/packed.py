@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch import Tensor, nn
 
+from specproof.numerics.linear import Substitute, bias_of, dense_weight, is_conv1d, is_plain, linear_shape
 from specproof.numerics.opaque import packed_product
 
 # Layers of one module that a model calls with the same states: computed as one product.
@@ -27,8 +28,8 @@ class Product:
     """
 
     def __init__(self, originals: Sequence[nn.Module]) -> None:
-        weights = [_dense(original) for original in originals]
-        biases = [_bias(original) for original in originals]
+        weights = [dense_weight(original) for original in originals]
+        biases = [bias_of(original) for original in originals]
         self.sizes = [len(weight) for weight in weights]
         self.in_features = weights[0].shape[1]
         self.tensors: dict[str, Any] = {
@@ -68,7 +69,7 @@ class Product:
         return dense if len(self.sizes) == 1 else dense.split(self.sizes)[number].clone()
 
 
-class PackedLinear(nn.Module):
+class PackedLinear(Substitute):
     """Stands in for an nn.Linear or a Conv1D. Gives each row the same bits for any number of rows.
 
     The original keeps its place in memory and its parameters, but its weight is empty meanwhile, unless other modules
@@ -77,7 +78,8 @@ class PackedLinear(nn.Module):
 
     def __init__(self, original: nn.Module, product: Product, number: int) -> None:
         super().__init__()
-        self.is_transposed = _is_conv1d(original)
+        self.shape = product.shape
+        self.is_transposed = is_conv1d(original)
         self.in_features, self.out_features = product.in_features, product.sizes[number]
         self.product = product
         self.packed = product.tensors
@@ -224,42 +226,14 @@ def _unpack_holders(modules: set[nn.Module]) -> None:
 
 def is_packable(module: nn.Module) -> bool:
     """An ordinary linear layer on the CPU, with nothing hooked to it."""
-    if type(module) is not nn.Linear and not _is_conv1d(module):
+    if not is_plain(module):
         return False
-    hooked = module._forward_hooks or module._forward_pre_hooks or hasattr(module, "_hf_hook")
     weight = module.get_parameter("weight")
-    return not hooked and weight.device.type == "cpu" and why_not(weight.dtype) is None
-
-
-def linear_shape(module: nn.Module) -> tuple[int, int, bool] | None:
-    """(out, in, has a bias) of the product that a linear layer computes, packed or not; None for any other module."""
-    if isinstance(module, PackedLinear):
-        return module.product.shape
-    if isinstance(module, nn.Linear):
-        return module.out_features, module.in_features, module.bias is not None
-    if _is_conv1d(module):
-        inputs, outputs = module.get_parameter("weight").shape
-        return outputs, inputs, True
-    return None
-
-
-def _dense(module: nn.Module) -> Tensor:
-    """(out, in)"""
-    weight = module.get_parameter("weight").data
-    return weight.t().contiguous() if _is_conv1d(module) else weight
-
-
-def _bias(module: nn.Module) -> Tensor | None:
-    return module._parameters["bias"]
+    return weight.device.type == "cpu" and why_not(weight.dtype) is None
 
 
 def _joined(tensors: list[Any]) -> Tensor:
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
-
-
-def _is_conv1d(module: nn.Module) -> bool:
-    """GPT-2's linear layer, Transformers' own, whose weight is (in, out)."""
-    return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
 
 
 def why_not(dtype: torch.dtype) -> str | None:

@@ -83,7 +83,7 @@ def try_layer(lm: LM, number: int, args: tuple, kwargs: dict[str, Any], numerics
 
     Compared are also the queries, keys and values that it makes.
     """
-    layers, compiled = compiled_layers(lm.model, packed=True)
+    layers, compiled = compiled_layers(lm.model, numerics.packed)
     given, spec = tree_flatten((args, kwargs))
     at = [i for i, value in enumerate(given) if isinstance(value, Tensor) and value.ndim > 1]
 
@@ -122,7 +122,7 @@ def try_short(
 
     Nothing if it has none.
     """
-    layers, compiled = compiled_layers(lm.model, packed=True)
+    layers, compiled = compiled_layers(lm.model, numerics.packed)
     given, spec = tree_flatten((args, kwargs))
     most = numerics.block or BLOCK
     shapes = [
