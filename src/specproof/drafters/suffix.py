@@ -76,6 +76,8 @@ class SuffixIndex:
         voters = [(text, end) for agreed, text, end in found if 2 * agreed >= length]
         votes = []
         for j, draft in enumerate(drafts):
+            if len(voters) == 1:  # the match itself
+                return Match(length, drafts, votes + [1.0] * (len(drafts) - j))
             going = [(text, end) for text, end in voters if end + j < len(text)]
             voters = [(text, end) for text, end in going if text[end + j] == draft]
             votes.append(len(voters) / len(going))

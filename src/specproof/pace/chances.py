@@ -1,6 +1,6 @@
 """From a drafter's confidence to the chance that its drafts are right, by what became of earlier ones."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from specproof.drafters.drafter import Confidence, NextDraft
 from specproof.pace.acceptance import Acceptance
@@ -19,13 +19,12 @@ class Chances:
     def __init__(self) -> None:
         self._acceptance = Acceptance()
 
-    def reach(self, row: str, confidence: Confidence, count: int) -> list[float]:
+    def reach(self, row: str, confidence: Confidence, count: int) -> Iterator[float]:
         """For each of `count` drafts, the chance that it and all before it are right."""
-        reach, product = [], 1.0
+        product = 1.0
         for j in range(count):
             product *= self._acceptance.in_row(row, self._chance(confidence, j))
-            reach.append(product)
-        return reach
+            yield product
 
     def next(self, row: str, ahead: NextDraft) -> float:
         """Of the draft that is not made yet, if those before it are right."""

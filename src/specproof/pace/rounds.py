@@ -85,8 +85,8 @@ class Rounds:
     def _gain(self, ahead: NextDraft) -> float:
         """What the next draft should bring, less the reading that it needs first."""
         row = ahead.row.request_id
-        reach = self._chances.reach(row, ahead.confidence, ahead.num_drafts)
-        gain = self._worths[row] * (reach[-1] if reach else 1.0) * self._chances.next(row, ahead)
+        *_, reach = 1.0, *self._chances.reach(row, ahead.confidence, ahead.num_drafts)  # the last, if there is any
+        gain = self._worths[row] * reach * self._chances.next(row, ahead)
         charge = min(1.0, 1 / (STEPS * max(1, ahead.row.remaining)))
         return gain - charge * self._read_seconds(ahead.unread) * self._num_rows / self._target(self._num_rows)
 
