@@ -5,9 +5,10 @@
 
 The truth is one run of `target-only` at batch 1 in invariant numerics, with the default chunk. Then `--draws` runs with
 everything drawn at random: method, batch 1, 3 or 8, K 1 to 7, prefill chunk 17 to 300, order of arrival, drafter
-(prompt lookup, suffix, or the draft model if there is one), adaptive or not. Compared are the emitted ids and a digest
-of the whole logits behind each. rows_equal = rows with the same ids and the same digests / rows; the interval over all
-draws is Wilson's at 95 %, rows taken as independent. Exit status 1 if a row differs.
+(prompt lookup, suffix, or the draft model if there is one, with its own weights or of four bits), adaptive or not.
+Compared are the emitted ids and a digest of the whole logits behind each. rows_equal = rows with the same ids and the
+same digests / rows; the interval over all draws is Wilson's at 95 %, rows taken as independent. Exit status 1 if a row
+differs.
 """
 
 import argparse
@@ -101,6 +102,8 @@ def _draw(draw: random.Random, draft: LM | None, compiled: bool) -> tuple[dict[s
         "method": method, "batch_size": draw.choice((1, 3, 8)), "num_draft_tokens": draw.randint(1, 7),
         "prefill_chunk": draw.randint(17, 300), "adaptive": method == "specproof" and draw.random() < 0.5,
     }  # fmt: skip
+    if name == "model" and METHODS[method].layout == "slotted":
+        options["draft_bits"] = draw.choice((None, 4))
     return {**options, "drafter": name}, drafter, EngineConfig(numerics="invariant", compile=compiled, **options)
 
 
