@@ -5,7 +5,7 @@ FIRST = 0.02  # of the steps that are foreseen, to begin with: for one row; for 
 START = 2.0  # steps, at most, to begin with
 MOST = 5.0
 ENOUGH = 0.3  # steps: once empty, it opens again with so much. Asking costs too, and would spend less at once
-LOAN = 0.05  # of the steps that are foreseen: lent at most, for one row; for R rows an R-th
+LOAN = 0.03  # of the steps that are foreseen: lent at most, for one row; for R rows an R-th
 CREDIT = 12.0  # steps lent at most
 KEPT = 0.97  # share of a loan that may stand for another step
 
