@@ -210,3 +210,14 @@ def test_an_engine_that_was_given_nothing_to_decode_has_not_passed(tmp_path, smo
     result = specproof("audit", "engine", nothing, "--target", smollm2_folder)
     assert result.exit_code == 2
     assert "has no rows; give at least one prompt" in result.stderr
+
+
+def test_an_engine_that_drafts_with_four_bits_is_audited(tmp_path, smollm2_folder):
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("The capital of France is\nOne, two, three,\n")
+    options = ("--target", smollm2_folder, "--draft", smollm2_folder, "--draft-bits", 4, "--max-new-tokens", 12)
+    result = specproof("audit", "engine", prompts, *options, "--json")
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert document["violations"] == []
+    assert 2 < document["steps"] < 12, "no draft was accepted"

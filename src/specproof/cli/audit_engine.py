@@ -25,6 +25,7 @@ def engine(
     ] = None,
     adaptive: Annotated[bool, typer.Option("--adaptive", help="Draft only what is expected to pay.")] = False,
     batch_size: Annotated[int, typer.Option(min=1)] = 8,
+    draft_bits: Annotated[int | None, typer.Option(help="4: the draft model drafts with weights of four bits.")] = None,
     num_draft_tokens: Annotated[int, typer.Option(min=0)] = 5,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 64,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, float64.")] = "float32",
@@ -37,7 +38,11 @@ def engine(
     """
     with clear_exits():
         config = EngineConfig(
-            method=method, batch_size=batch_size, num_draft_tokens=num_draft_tokens, adaptive=adaptive
+            method=method,
+            batch_size=batch_size,
+            num_draft_tokens=num_draft_tokens,
+            adaptive=adaptive,
+            draft_bits=draft_bits,
         )
         from specproof.audit.auditor import audit_engine  # here, because they import PyTorch
         from specproof.jobs.inputs import open_input, to_request
