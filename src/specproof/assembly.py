@@ -1,6 +1,9 @@
 """From what a user names (a model, a folder, a drafter) to the parts of an engine that fit together."""
 
+import warnings
 from pathlib import Path
+
+import torch
 
 from specproof.config import EngineConfig
 from specproof.drafters import Cascade, Drafter, ModelDrafter
@@ -65,6 +68,12 @@ def as_drafter(
     layout, quick = LAYOUTS[config.parts.layout](lm, config.attention, choose_numerics(lm, config)), None
     if config.draft_bits is not None:
         assert isinstance(layout, Slotted)
+        if lm.dtype != torch.bfloat16:
+            warnings.warn(
+                f"draft_bits: PyTorch's four-bit products are quick in bfloat16 only; in {lm.dtype_name} this draft "
+                "takes longer than with its own weights",
+                stacklevel=3,
+            )
         small = lm.quantized()
         quick = layout.beside(small, choose_numerics(small, config))
     return ModelDrafter(lm, layout, target.vocab_size, config.prefill_chunk, config.shares_prefixes, quick)

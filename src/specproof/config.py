@@ -111,7 +111,10 @@ class EngineConfig:
         if self.draft_bits is not None and (self.draft_bits != 4 or isinstance(self.draft_bits, float)):
             raise ConfigError(f"draft_bits is {self.draft_bits!r}; it must be 4, or None")
         if self.draft_bits is not None and self.parts.layout != "slotted":
-            raise ConfigError(f"draft_bits needs the slotted layout, and method {self.method!r} has another")
+            raise ConfigError(
+                f"draft_bits needs the slotted layout, and method {self.method!r} has another here; "
+                "leave one of them out"
+            )
         if self.parts.scheduler == "same-length" and self.window < self.batch_size:
             raise ConfigError(
                 f"window is {self.window}, smaller than batch_size {self.batch_size}; a batch is taken from the window"

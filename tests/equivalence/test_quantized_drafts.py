@@ -114,6 +114,12 @@ def test_the_target_itself_can_draft_with_four_bits():
     assert all(id(p) in weights for p in engine.drafter.quick.lm.model.parameters())  # type: ignore[union-attr]
 
 
+def test_a_dtype_in_which_four_bits_are_slow_is_told():
+    lm = wide_lm("llama", torch.float32)
+    with pytest.warns(UserWarning, match="quick in bfloat16 only; in float32 this draft takes longer"):
+        Engine(lm, copied(lm), EngineConfig(draft_bits=4))
+
+
 @pytest.mark.parametrize("method", ["eqspec", "exspec", "rollback"])
 def test_a_layout_that_pads_says_that_it_cannot(method):
     with pytest.raises(ConfigError, match=f"draft_bits needs the slotted layout, and method '{method}' has another"):

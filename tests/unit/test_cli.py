@@ -125,14 +125,13 @@ def test_every_drafter_gives_the_same_rows(undisturbed, prompts, smollm2_folder,
         "suffix": ("--drafter", "suffix", "--corpus", corpus),
         "fixed": ("--drafter", "suffix", "--no-adaptive"),
         "cascade": ("--drafter", "cascade", "--draft", smollm2_folder, "--draft-head", 9000, "--no-adaptive"),
-        "four-bits": ("--draft", smollm2_folder, "--draft-bits", 4),
     }.items():
         result = specproof("generate", prompts, "-o", tmp_path / name, "--batch-size", 2, "--json", *options)
         assert result.exit_code == 0, result.output
         document = json.loads(result.stdout)
         counts = ("seconds", "shared", "steps", "drafted", "accepted", "acceptance_histogram")
         assert read(tmp_path / name, counts) == read(undisturbed[0], counts)
-        assert document["adaptive"] == (name in ("suffix", "four-bits"))
+        assert document["adaptive"] == (name == "suffix")
         assert document["num_draft_tokens"] == (5 if name in ("fixed", "cascade", "none") else 16)
         assert document["expected"] == 0 or name == "suffix"
         assert document["price_seconds"] == 0 or name == "suffix"

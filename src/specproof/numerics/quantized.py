@@ -83,7 +83,7 @@ def is_quantized(model: nn.Module) -> bool:
 
 def _why_not(module: nn.Module) -> str | None:
     if not is_plain(module):
-        return f"is a {type(module).__name__}, or has a hook"
+        return f"is no ordinary linear layer ({type(module).__name__}), or something is hooked to it"
     weight = module.get_parameter("weight")
     if weight.device.type != "cpu":
         return f"is on {weight.device}, and the kernel is for the CPU"
