@@ -79,9 +79,7 @@ class Engine:
         self.numerics = choose_numerics(self.target, self.config)
         self.layout = LAYOUTS[parts.layout](self.target, self.config.attention, self.numerics)
         draft = model_in(self.drafter)
-        self._layouts: tuple[Layout, ...] = (
-            (self.layout,) if draft is None else (self.layout, draft.layout, draft.quick)
-        )
+        self._layouts: tuple[Layout, ...] = (self.layout, *(() if draft is None else draft.layouts))
         self.compilation = measure(self._layouts, self.config) if self.config.compile else None
         self._commit_rule = COMMITS[parts.commit]
         self._scheduler = SCHEDULERS[parts.scheduler](self.config)

@@ -82,7 +82,7 @@ class Auditor:
         if drafter is not None:
             watch = ForwardAudit("draft", drafter.lm, drafter.layout, self._rows, self._report)
             self._watches.append(watch)
-            self._layouts += [(layout, watch) for layout in dict.fromkeys((drafter.layout, drafter.quick))]
+            self._layouts += [(layout, watch) for layout in drafter.layouts]
         decode = None if engine.tokenizer is None else engine.tokenizer.decode
         self._step = StepAudit(self._rows, engine.config.parts.commit, self_draft, decode, self._report)
         self._current: ForwardAudit | None = None  # whose layout is computing; target and draft may be one model

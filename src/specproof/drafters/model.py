@@ -52,6 +52,11 @@ class ModelDrafter:
         self._cached: dict[str, int] = {}  # request_id -> cached_len
         self._fed: dict[str, int] = {}  # request_id -> drafts of this step whose KV was computed
 
+    @property
+    def layouts(self) -> tuple[Layout, ...]:
+        """All layouts that compute for it, on one memory."""
+        return tuple(dict.fromkeys((self.layout, self.quick)))
+
     def propose(self, rows: list[DraftRow], max_tokens: int) -> DeviceDrafts:
         counts = [self._count(row, max_tokens) for row in rows]
         limits, counts = counts, [0] * len(rows)

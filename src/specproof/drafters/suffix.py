@@ -77,7 +77,8 @@ class SuffixIndex:
         votes = []
         for j, draft in enumerate(drafts):
             if len(voters) == 1:  # the match itself
-                return Match(length, drafts, votes + [1.0] * (len(drafts) - j))
+                votes += [1.0] * (len(drafts) - j)
+                break
             going = [(text, end) for text, end in voters if end + j < len(text)]
             voters = [(text, end) for text, end in going if text[end + j] == draft]
             votes.append(len(voters) / len(going))
